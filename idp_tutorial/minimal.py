@@ -110,16 +110,19 @@ PROMPTS: dict[str, Any] = {  # method: generator, does its prompt enter half-way
 }
 
 # %% ../nbs/course/13_one_file.ipynb #17f00018
-def run(lm: Any, ids: Tensor, mask: Tensor, generator: Any = None, layer: int = -1) -> Tensor:
+def run(
+    lm: Any, ids: Tensor, mask: Tensor, generator: Any = None, layer: int = -1, mean: bool = False
+) -> Tensor:
     """Return z after the last layer, with a prompt after `layer` layers (-1: among the words)."""
     is_encoder = lm.config.model_type in ENCODERS
     first = int(is_encoder)  # after `<s>` (a late prompt may be anywhere), or in front
     trains = bool(generator and generator.training)  # then what is above the prompt has dropout
     blocks = next(module for module in lm.modules() if isinstance(module, nn.ModuleList))
     words = h = lm.get_input_embeddings()(ids)
-    z = run(lm, ids, mask) if isinstance(generator, IDPG) else words[:, 0]  # IDPG's M(x)
+    z = run(lm, ids, mask, mean=mean) if isinstance(generator, IDPG) else words[:, 0]  # IDPG's M(x)
     for k in range(-1, len(blocks)):
         if generator and k == layer:  # insert the prompt
+            z = getattr(generator, "scale", nn.Identity())(z)
             p = generator(words if isinstance(generator, IDSPAM) else h, mask, z)
             h = torch.cat([h[:, :first], p, h[:, first:]], 1)
             mask = torch.cat([mask.new_ones(p.shape[:2]), mask], 1)
@@ -138,13 +141,18 @@ def run(lm: Any, ids: Tensor, mask: Tensor, generator: Any = None, layer: int = 
         elif lm.config.model_type == "gpt2":
             h = lm.drop.train(trains and layer < 0)(h + lm.wpe.weight[: h.shape[1]])
         z = h[:, 0] if is_encoder else h[torch.arange(len(h)), mask.sum(1) - 1]
+        z = (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True) if mean else z
     return getattr(lm, "ln_f", getattr(lm, "norm", nn.Identity()))(z)
 
 # %% ../nbs/course/13_one_file.ipynb #17f0001e
-def train(lm: Any, data: Dataset, n_classes: int, method: str, epochs: int = 5) -> list[nn.Module]:
+def train(
+    lm: Any, data: Dataset, n_classes: int, method: str, epochs: int = 5, mean: bool = False
+) -> list[nn.Module]:
     """Train and return a generator and a linear head on (ids, mask, class); print their scores."""
     make_generator, is_late, lr = PROMPTS[method]
     generator = make_generator(lm.config).to(lm.device)
+    if mean:  # and standardise it (not in the papers)
+        generator.scale = nn.BatchNorm1d(lm.config.hidden_size, affine=False, device=lm.device)
     head = nn.Linear(lm.config.hidden_size, n_classes, device=lm.device)
     layer = lm.config.num_hidden_layers // 2 if is_late else -1
     optimizer = torch.optim.AdamW([*generator.parameters(), *head.parameters()], lr)
@@ -152,8 +160,8 @@ def train(lm: Any, data: Dataset, n_classes: int, method: str, epochs: int = 5) 
     for _ in range(epochs):
         generator.train()
         losses = []
-        for ids, mask, label in DataLoader(training, 16, shuffle=True):
-            loss = F.cross_entropy(head(run(lm, ids, mask, generator, layer)), label)
+        for ids, mask, y in DataLoader(training, 16, shuffle=True, drop_last=len(training) > 16):
+            loss = F.cross_entropy(head(run(lm, ids, mask, generator, layer, mean)), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -161,7 +169,8 @@ def train(lm: Any, data: Dataset, n_classes: int, method: str, epochs: int = 5) 
         generator.eval()
         with torch.no_grad():
             batches = DataLoader(validation, 16)
-            is_right = [head(run(lm, i, m, generator, layer)).argmax(1) == y for i, m, y in batches]
+            states = [(run(lm, i, m, generator, layer, mean), y) for i, m, y in batches]
+            is_right = [head(z).argmax(1) == y for z, y in states]
         accuracy = torch.cat(is_right).float().mean().item()
         print(f"loss {sum(losses) / len(losses):.3f}, validation accuracy {accuracy:.1%}")
     return [generator, head]
@@ -174,6 +183,7 @@ def train_from_csv(arguments: list[str] | None = None) -> None:
     parser.add_argument("--backbone", default="roberta-base", help="name or folder of the model")
     parser.add_argument("--method", default="lpt-npg", choices=PROMPTS)
     parser.add_argument("--epochs", default=5, type=int)
+    parser.add_argument("--mean", action="store_true", help="read the mean of the states, not <s>")
     parser.add_argument("--seed", default=0, type=int, help="of initial values, order and dropout")
     args = parser.parse_args(arguments)
     logging.set_verbosity_error()
@@ -199,7 +209,8 @@ def train_from_csv(arguments: list[str] | None = None) -> None:
     tokens = tokens.to(device)
     data = TensorDataset(tokens["input_ids"], tokens["attention_mask"], targets)
     torch.manual_seed(args.seed)
-    train(lm.requires_grad_(False).to(device), data, len(classes), args.method, args.epochs)
+    lm.requires_grad_(False).to(device)
+    train(lm, data, len(classes), args.method, args.epochs, args.mean)
 
 
 if __name__ == "__main__" and "__file__" in globals():  # not in a notebook

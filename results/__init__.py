@@ -9,16 +9,9 @@ import shlex
 from importlib import import_module
 from typing import Any
 
-from idp_tutorial.cli.main import load_command
+from idp_tutorial.cli.main import SCRIPTS, load_command
 
-# scripts with the options of a command
-SCRIPTS = {
-    "bench": "results.speed.bench",
-    "pretrain": "results.pretraining.run",
-    "supplement": "results.supplement.run",
-    "sweep": "results.depth.sweep",
-    "transfer": "results.transfer.run",
-}
+__all__ = ["SCRIPTS", "load_script", "split_command", "find_command"]
 
 
 def load_script(

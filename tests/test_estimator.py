@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from sklearn.utils.validation import validate_data
 from small import stop_at
 
-from idp_tutorial import PromptClassifier, PromptRegressor
+from idp_tutorial import PromptClassifier, PromptRegressor, estimator
 from idp_tutorial.assembly.config import RunConfig, describe_all_options
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.user_data import hold_out_rows
@@ -54,6 +55,7 @@ def quick(small_folder):
             evaluations=1,
             lr=None,
             device="cpu",
+            controls=False,  # after two training steps they are better
         )
         options = METHODS[method].options if method in METHODS else ()
         small = {k: v for k, v in dict(prompt_length=2, bottleneck=4).items() if k in options}
@@ -116,7 +118,8 @@ def test_predictions_are_the_labels_that_were_given(labels, quick, tmp_path):
         again.classes_.dtype.kind == clf.classes_.dtype.kind
         and (again.predict(TEXTS) == clf.predict(TEXTS)).all()
     )
-    assert again.get_params() == {**clf.get_params(), "lr": clf.config_.lr}
+    # a saved model has the options of its run, and `controls` is one of `fit`
+    assert again.get_params() == {**clf.get_params(), "lr": clf.config_.lr, "controls": True}
     with pytest.raises(ValueError, match="load it with PromptClassifier"):
         PromptRegressor.from_pretrained(tmp_path / "model")
 
@@ -134,7 +137,7 @@ def test_other_columns_of_a_table_are_ignored_beside_one_with_a_usual_name(quick
     same = clf.predict_proba(pairs) == clf.predict_proba([*zip(TEXTS, authors)])
     assert same.all()
     with pytest.raises(
-        ValueError, match=r"row 0 of the columns message, n \(`text=` names others\) must be a text"
+        ValueError, match=r"24 of 24 rows .* row 0: n must be a text that is not empty, got 0"
     ):
         quick().fit(pd.DataFrame(dict(message=TEXTS, n=columns["n"])), LABELS)
 
@@ -202,7 +205,6 @@ def test_texts_in_any_shape(quick):
     [
         (TEXTS, None, "requires y to be passed, but the target y is None"),
         (TEXTS, [["a"] * 2] * 24, "only the class 'a'"),
-        (TEXTS, ["a", ["a", "b"]] * 12, "some texts have a list of labels and others a single"),
         (TEXTS, [["a"], [1, 2]] * 12, "label 1: the label is 1, but that of label 0 is 'a'"),
         (
             TEXTS,
@@ -216,33 +218,33 @@ def test_texts_in_any_shape(quick):
         (
             ["a", None],
             ["a", "b"],
-            r"1 of 2 rows has no text in X \(row 1\): write the texts, or leave .* skip_empty",
+            r"1 of 2 rows has no text in X \(row 1\): write the texts or remove .*skip_empty",
         ),
-        (["a", "b \ud800"], ["a", "b"], "row 1 contains a lone surrogate"),
-        (["a", "b \0"], ["a", "b"], "row 1 contains a NUL character"),
+        (["a", "b \ud800"], ["a", "b"], "row 1: .* contains a lone surrogate"),
+        (["a", "b \0"], ["a", "b"], "row 1: .* contains a NUL character"),
         (["a", " ", float("nan"), pd.NA], [*"abab"], r"3 of 4 .*row 1, row 2, row 3\)"),
-        ({*TEXTS}, LABELS, "X must be an ordered collection, got set: give a list of texts"),
+        ({*TEXTS}, LABELS, "X must be an ordered collection, got set: give a list"),
         (
             frozenset(TEXTS),
             LABELS,
-            "X must be an ordered collection, got frozenset: give a list of texts",
+            "X must be an ordered collection, got frozenset: give a list",
         ),
-        (TEXTS, {*range(24)}, "y must be an ordered collection, got set: give a list of labels"),
+        (TEXTS, {*range(24)}, "y must be an ordered collection, got set: give a list"),
         (
             ["a", "b"],
             "ab",
-            "y must be an ordered collection, got str: give a list of labels, one for each text",
+            "y must be an ordered collection, got str: give a list",
         ),
         (
             ["a", "b"],
             dict(a=1, b=2),
-            "y must be an ordered collection, got dict: give a list of labels",
+            "y must be an ordered collection, got dict: give a list",
         ),
-        (["a", "b"], ["a", " "], r"1 of 2 rows has no label \(label 1\)"),
+        (["a", "b"], ["a", " "], "label 1 must be a text, .* got ' '"),
         (["a", "b"], ["a", "b\udfff"], "label 1 contains a lone surrogate"),
-        ("text", ["a"], "X must be an ordered collection, got str: give a list of texts"),
+        ("text", ["a"], "X must be an ordered collection, got str: give a list"),
         ([], [], "0 sample"),
-        (["a", "b"], ["a", "b"], "no row can be held out"),
+        (["a", "b"], ["a", "b"], "no row can be held out from 2 rows"),
     ],
     ids=lambda v: "",
 )
@@ -353,7 +355,7 @@ def test_validation_can_be_a_table(quick):
         (labelled_dataset(), dict(text="message", label="x"), "X: no column 'x' .* in label="),
         (labelled_dataset(), dict(label="topic"), "no column 'text' among .* in text="),
         (labelled_dataset(), dict(text2="message"), "no column 'text' among .* in text="),
-        (TEXTS, dict(text="message"), "'message' names a column, but X is not a table"),
+        (TEXTS, dict(text="message"), "X: no column 'message' among sentence1"),
         (DatasetDict(test=labelled_dataset()), {}, "has no training rows, only test"),
     ],
     ids=lambda v: "",
@@ -369,7 +371,7 @@ def test_empty_texts_are_left_out_on_request(quick, caplog):
     clf = quick().fit(texts, labels, skip_empty=True)
     assert caplog.messages == ["skip_empty left out 2 of 26 rows (row 0, row 25)"]
     assert (clf.predict_proba(TEXTS) == quick().fit(TEXTS, LABELS).predict_proba(TEXTS)).all()
-    with pytest.raises(ValueError, match=r"2 of 26 .*: write the texts, or remove these rows"):
+    with pytest.raises(ValueError, match=r"2 of 26 .*: write the texts or remove these rows"):
         clf.predict(texts)
     with pytest.raises(ValueError, match="X has no row with a text"):
         quick().fit(["", " "], ["a", "b"], skip_empty=True)
@@ -512,7 +514,7 @@ def test_the_regressor_predicts_numbers(quick, tmp_path):
     bad_labels = [
         ([float("nan")] * 24, "label 0: every row needs a label, got nan"),
         (["a"] * 24, "must be a number"),
-        (np.ones((24, 2)), "one number per text"),
+        (np.ones((24, 2)), "must be a number, got array"),
     ]
     for labels, words in bad_labels:
         with pytest.raises(ValueError, match=words):
@@ -586,7 +588,7 @@ NOT_PASSED = {  # checks of scikit-learn that an estimator of texts does not pas
 def test_scikit_learns_own_checks(quick):
     """An estimator of texts gets one check, and one that takes tables of numbers gets all."""
     assert check_results(quick()) == {"check_estimator_cloneable": ("passed", "None")}
-    results = check_results(quick(cls=Numbers))
+    results = check_results(quick(cls=Numbers, controls=True))
     assert {name for name, (status, _) in results.items() if status != "passed"} == {
         *NOT_PASSED
     } and len(results) >= 45
@@ -858,3 +860,49 @@ def test_a_copy_has_the_log_and_the_share_of_cut_texts(quick):
 def test_a_warm_start_has_the_backbone_of_a_path(quick, small_folder):
     clf = pickle.loads(pickle.dumps(quick(backbone=Path(small_folder)).fit(TEXTS, LABELS)))
     assert clf.fit(TEXTS, LABELS, warm_start=True).record_["warm_start"] is True
+
+
+def test_controls_are_scored_on_the_validation_texts_and_a_better_one_is_named(quick):
+    """Two training steps learn nothing of a label that a word tells."""
+    texts = [f"{word} number {i}" for i in range(20) for word in ("ball", "law", "bread")]
+    labels = ["sport", "court", "food"] * 20
+    clf = quick("prompt-tuning", controls=True, lr=1e-6)
+    with pytest.warns(UserWarning, match=r"prompt-tuning \(.*\) scores lower than words"):
+        clf.fit(texts, labels)
+    assert clf.controls_.keys() == {"words", "probe"} and clf.controls_["words"] == 100
+    assert pickle.loads(pickle.dumps(clf)).controls_ == clf.controls_
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not hasattr(quick(controls=False).fit(texts, labels), "controls_")
+
+
+def test_controls_change_neither_the_model_nor_a_regression(quick):
+    values = [float(len(text)) for text in TEXTS]
+    fits = [
+        quick("lpt", PromptRegressor, controls=controls).fit(TEXTS, values)
+        for controls in (False, True)
+    ]
+    assert np.array_equal(*(clf.predict(TEXTS) for clf in fits))
+    assert {*fits[1].controls_} == {"words", "probe"}
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_real_backbone_is_used_if_one_is_installed(is_installed, monkeypatch):
+    folder = Path("minilm") if is_installed else None
+    monkeypatch.setattr(estimator, "find_local_backbone", lambda name, verify: folder)
+    make_config = PromptClassifier(steps=1)._make_config
+    task = SimpleNamespace(name="own", splits=dict(train=[]))
+    if is_installed:
+        assert make_config(task).backbone == "minilm"
+    else:
+        with pytest.warns(UserWarning, match="backbone tiny, .* pip install .*idp_tutorial.back"):
+            assert make_config(task).backbone == "tiny"
+    assert PromptClassifier(backbone="tiny")._make_config(task).backbone == "tiny"
+
+
+def test_a_pickle_without_a_newer_option_has_its_default(quick):
+    clf = quick()
+    state = {name: value for name, value in clf.__getstate__().items() if name != "controls"}
+    old = object.__new__(PromptClassifier)
+    old.__setstate__(state)
+    assert old.controls is True and old.backbone == clf.backbone

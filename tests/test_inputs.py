@@ -12,11 +12,10 @@ import pytest
 import scipy.sparse
 from datasets import Dataset
 
-from idp_tutorial.cli.predict import select_text_columns
-from idp_tutorial.data.config import TableConfig
-from idp_tutorial.data.file_readers import iterate_rows
+from idp_tutorial.cli.predict import read_texts
+from idp_tutorial.data.config import TableConfig, TextConfig
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.data.user_data import _read_labelled_rows
+from idp_tutorial.data.user_data import _read_source
 from idp_tutorial.estimator import PromptClassifier, PromptRegressor, convert_to_rows
 from idp_tutorial.serving.server import parse_request
 from idp_tutorial.utils.checks import UserError
@@ -58,7 +57,8 @@ def write(file, row):
 
 
 def read_table(source, regression=False):
-    rows, _ = _read_labelled_rows(source, TableConfig(regression=regression))
+    rows, faults = _read_source(source, TableConfig(regression=regression))
+    faults.refuse()
     if not rows:
         raise UserError("no row has a label")
     return rows[0]
@@ -83,7 +83,7 @@ def read_text(way, value, folder):
     if way == "idp predict":
         if not write(folder / "a.jsonl", row):
             return None
-        rows = select_text_columns(iterate_rows(folder / "a.jsonl"), TASKS["sentiment"])
+        rows = read_texts(str(folder / "a.jsonl"), TASKS["sentiment"], TextConfig())
         return next(rows)[1]["sentence1"]
     if way == "Dataset":
         try:

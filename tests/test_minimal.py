@@ -15,7 +15,7 @@ from idp_tutorial import minimal
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.testing.small_models import random_batch, small_backbone
 
@@ -28,7 +28,7 @@ def package_model(method, bb):
     """Return the package's model of a method, and its prompt source."""
     cfg = RunConfig(method, pooling=bb.default_pooling)
     plan = cfg.method_config.plan(bb, cfg)
-    model = PromptedModel(bb, ClassificationHead(bb.d, 3, bb.default_pooling), plan).eval()
+    model = PlannedModel(bb, ClassificationHead(bb.d, 3, bb.default_pooling), plan).eval()
     return model, plan[min(plan)].source
 
 
@@ -155,7 +155,7 @@ def test_dropout_is_on_above_the_prompt_and_off_in_eval_mode():
 
 
 def test_the_file_has_about_200_lines():
-    assert len(SOURCE.splitlines()) <= 210
+    assert len(SOURCE.splitlines()) <= 220
     assert max(map(len, SOURCE.splitlines())) <= 100
 
 
@@ -168,6 +168,31 @@ def test_the_file_imports_only_torch_transformers_and_the_standard_library():
             assert node.level == 0
             roots.add(node.module.split(".")[0])
     assert {"torch", "transformers"} == roots - sys.stdlib_module_names
+
+
+def test_the_mean_of_the_states_takes_the_place_of_the_first_state():
+    bb = small_backbone("roberta")
+    batch = random_batch()  # with padding
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    h = bb.base(ids, attention_mask=mask).last_hidden_state
+    expected = (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    torch.testing.assert_close(minimal.run(bb.base, ids, mask, mean=True), expected)
+    generator = minimal.PROMPTS["s-idpg-phm"][0](bb.config).eval()
+    read = []
+    generator.register_forward_pre_hook(lambda _, arguments: read.append(arguments[2]))
+    minimal.run(bb.base, ids, mask, generator, mean=True)
+    torch.testing.assert_close(read, [expected])
+
+
+def test_a_mean_is_standardised_and_no_batch_has_a_single_text(capsys):
+    bb = small_backbone("roberta")
+    batch = random_batch((7,) * 21)  # 17 of them train: a batch of 16 and one text that is left out
+    labels = torch.arange(21) % 2
+    data = torch.utils.data.TensorDataset(batch["input_ids"], batch["attention_mask"], labels)
+    bb.base.requires_grad_(False)
+    generator, _ = minimal.train(bb.base, data, 2, "lpt-npg", epochs=1, mean=True)
+    assert generator.scale.num_batches_tracked == 1
+    assert "validation accuracy" in capsys.readouterr().out
 
 
 # ---- the command

@@ -166,7 +166,7 @@ def observe_inputs(source, ctx):
     observed = (
         changes_with(h=first),
         changes_with(h=others),
-        changes_with(input_ids=input_ids, batch={**ctx.batch, "input_ids": input_ids}),
+        changes_with(input_ids=input_ids, batch=ctx.batch | {"input_ids": input_ids}),
     )
     hook.remove()
     return *observed, bool(calls)
@@ -277,6 +277,13 @@ def test_a_picture_shows_the_true_input_of_each_source(monkeypatch):
         }
         run_layers(bb, batch, watched_plan)
     assert seen == set(GENERATOR_INPUTS)
+
+
+def test_the_methods_of_the_file_to_copy_are_drawn_once():
+    from idp_tutorial.minimal import PROMPTS
+
+    drawn = [name for names in pictures.READ_BY_GENERATOR.values() for name in names]
+    assert sorted(drawn) == sorted(PROMPTS)
 
 
 def test_every_method_is_on_the_map_once():

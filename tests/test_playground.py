@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.training.examples import encode_for_model
@@ -218,7 +218,7 @@ class ExportedModel:
 
 
 @torch.inference_mode()
-def exchanged_logits(model: PromptedModel, batch, i, giver):
+def exchanged_logits(model: PlannedModel, batch, i, giver):
     """Return PyTorch's logits of a text with the prompt of another."""
     (source,) = model.sources
     prompts = []

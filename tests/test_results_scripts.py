@@ -9,7 +9,7 @@ import torch
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import GenerationHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.phm import PHMLinear
 
@@ -78,7 +78,7 @@ def test_an_answer_follows_the_solved_examples_and_ends_with_its_line(monkeypatc
         return [answer for _ in ids]
 
     monkeypatch.setattr(short_answers, "generate_ids", generate)
-    model = PromptedModel(bb, GenerationHead(bb), {})
+    model = PlannedModel(bb, GenerationHead(bb), {})
     assert short_answers.answer_after_examples(model, task, n=2) == ["hot soup, good"] * 3
     assert len(prompts) == 3
     for prompt, row in zip(prompts, task.splits["test"]):

@@ -15,7 +15,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES, is_quantised
 from idp_tutorial.core.heads import ClassificationHead, GenerationHead, VerbalizerHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.random_numbers import exclusive_random_numbers, seed_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import ensure_unmodified, revert_backbone
@@ -37,10 +37,8 @@ def _build_head(
     if task.is_generation:
         return GenerationHead(bb)
     if task.multi_label and cfg.head == "verbalizer":
-        raise UserError(
-            f"head='verbalizer' predicts one label word, but rows of task {task.name!r} may have "
-            "several labels: use head='classification'."
-        )
+        problem = "head='verbalizer' predicts one label word, and a row may have several labels"
+        raise UserError(f"{problem}: use head='classification'.")
     if cfg.head == "verbalizer":
         return VerbalizerHead(bb, task.word_ids(bb.tokenizer), cfg.loss_vocab)
     return ClassificationHead(
@@ -71,7 +69,7 @@ def load_config_backbone(cfg: RunOptions) -> Backbone:
     return load_backbone(cfg.backbone, dtype=weights_dtype(cfg))
 
 
-def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
+def _require_float32_parameters(model: PlannedModel, cfg: RunConfig) -> None:
     # bfloat16 has three digits, so a small step is rounded away
     low_precision = [
         name
@@ -80,9 +78,8 @@ def _require_float32_parameters(model: PromptedModel, cfg: RunConfig) -> None:
     ]
     if low_precision:
         raise UserError(
-            f"{cfg.method!r} trains weights of backbone {model.backbone.name!r} "
-            f"({low_precision[0]}, …), which are in bfloat16 and would round small updates away: "
-            "load the backbone without dtype=, and use precision='bf16' for speed."
+            f"{cfg.method!r} trains {low_precision[0]}, …, which are in bfloat16 and would round "
+            "small updates away: load the backbone without dtype=."
         )
 
 
@@ -95,20 +92,20 @@ def _check_prompt_length(cfg: RunConfig, bb: Backbone) -> None:
     longest = max(_MAX_PROMPT_LENGTH, bb.max_tokens)
     if t > longest:
         raise UserError(
-            f"prompt_length={t:,} is more than {longest:,} vectors, with which backbone "
-            f"{bb.name!r} of {bb.max_tokens:,} positions cannot be used: use a shorter prompt."
+            f"prompt_length={t:,} is more than {longest:,} vectors, the most for backbone "
+            f"{bb.name!r}: use a shorter prompt."
         )
 
 
-def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
+def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PlannedModel:
     _check_prompt_length(cfg, bb)
     plan = cfg.method_config.plan(bb, cfg)
-    model: PromptedModel
+    model: PlannedModel
     is_entailment = ALL_METHODS[cfg.method].kind == "entailment"
     if is_entailment and (task.multi_label or (cfg.class_weight and not task.pair)):
         raise UserError(
-            f"method {cfg.method!r} scores pairs of a text and a label: it has neither several "
-            "labels in a row nor a class_weight. Leave them out, or use another method."
+            f"method {cfg.method!r} scores pairs of a text and a label: leave class_weight out, or "
+            "use another method for rows with several labels."
         )
     if is_entailment and not task.pair:  # a pair has premise and hypothesis already
         model = EntailmentModel(
@@ -120,7 +117,7 @@ def _assemble_model(cfg: RunConfig, bb: Backbone, task: Task) -> PromptedModel:
             gradient_checkpointing=cfg.gradient_checkpointing,
         )
     else:
-        model = PromptedModel(
+        model = PlannedModel(
             bb,
             _build_head(cfg, bb, task),
             plan,
@@ -138,26 +135,22 @@ def build_model(
     cfg: RunConfig,  # config of the run
     bb: Backbone,  # its backbone, without changes of an earlier method
     task: Task,  # its task; the training split is used for balanced class weights
-) -> PromptedModel:  # in eval mode or training mode as the backbone
+) -> PlannedModel:  # in eval mode or training mode as the backbone
     """Build the model of a config, with parameters that are initialised under `cfg.seed`.
 
     Raises: `UserError` for a method, head, task and backbone that cannot be combined.
     """
     if bb.word_embeddings.weight.dtype not in DTYPES.values():
-        raise UserError(
-            f"backbone {bb.name!r} has weights in {bb.word_embeddings.weight.dtype}, which is not "
-            "supported: load it without dtype=, or with dtype='bfloat16'."
-        )
+        dtype = bb.word_embeddings.weight.dtype
+        raise UserError(f"backbone {bb.name!r} has weights in {dtype}: load it without dtype=.")
     if task.is_generation and ALL_METHODS[cfg.method].kind in ("entailment", "control"):
-        raise UserError(
-            f"{cfg.method!r} predicts a label, and task {task.name!r} is answered with generated "
-            "text: use another method."
-        )
+        problem = f"{cfg.method!r} predicts labels, and {task.name!r} is a generation task"
+        raise UserError(f"{problem}: use another method.")
     changes_layers = ALL_METHODS[cfg.method].insertion_point in ("weights", "upper weights")
     if changes_layers and is_quantised(bb.layers):
         raise UserError(
-            f"{cfg.method!r} changes the linear layers of the backbone, which is not possible in "
-            "int8: use dtype='bfloat16' or 'float32'."
+            f"{cfg.method!r} changes the linear layers of the backbone, which int8 does not allow: "
+            "use dtype='bfloat16' or 'float32'."
         )
     seed_random_numbers(cfg.seed)
     if isinstance(cfg.method_config, ControlConfig):

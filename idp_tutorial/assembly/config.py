@@ -23,6 +23,7 @@ from typing import Any, ClassVar, TypeVar
 
 from idp_tutorial.assembly import controls  # noqa: F401 (it registers the controls)
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.heads import HeadConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods import all_methods  # noqa: F401 (it registers the methods)
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS, MethodConfig
@@ -48,7 +49,7 @@ __all__ = [
 _Options = TypeVar("_Options", bound="RunOptions")
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(TrainingConfig):
     """Options of several runs, before the method of each is chosen."""
 
@@ -58,19 +59,23 @@ class RunOptions(TrainingConfig):
     # options of methods that were given; a method gets those which it has
     method_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    def __init__(self, **options: Any) -> None:
-        given = dict(options.pop("method_options", {}))
-        general = general_options()
-        for name in options.keys() - general.keys():
-            check_option_name(name, [*general, *all_method_options()])
-            given[name] = options.pop(name)
-        self._set_fields(options, given)
+    def __init__(
+        self,
+        *,
+        backbone: str = "tiny",
+        method_options: Mapping[str, Any] | None = None,
+        **options: Any,  # the other fields, and more options of methods
+    ) -> None:
+        given = {name: options.pop(name) for name in [*options] if name not in general_options()}
+        object.__setattr__(self, "backbone", backbone)
+        object.__setattr__(self, "method_options", {**(method_options or {}), **given})
+        super().__init__(**options)
 
-    def _set_fields(self, options: Mapping[str, Any], method_options: Mapping[str, Any]) -> None:
-        for name, option in general_options().items():
-            object.__setattr__(self, name, options.get(name, option.default))
-        object.__setattr__(self, "method_options", method_options)
-        self.__post_init__()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in self.method_options:
+            if name not in all_method_options():
+                check_option_name(name, [*general_options(), *all_method_options()])
 
     def with_method(
         self,
@@ -87,11 +92,8 @@ class RunOptions(TrainingConfig):
         **changes: Any,  # options of all runs, and of methods
     ) -> _Options:
         """Return a copy with other options; those of methods go to the methods that have them."""
-        general = {n: value for n, value in changes.items() if n in general_options()}
-        method_options = {n: value for n, value in changes.items() if n not in general}
-        for name in method_options:
-            check_option_name(name, all_method_options())
-        return replace(self, **general, method_options={**self.method_options, **method_options})
+        general = {n: changes.pop(n) for n in [*changes] if n in general_options()}
+        return replace(self, **general, method_options={**self.method_options, **changes})
 
     def get(
         self,
@@ -107,38 +109,38 @@ class RunOptions(TrainingConfig):
         return {**general, **self.method_options}
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class RunConfig(RunOptions):
     """Settings of a run: everything that can change its result."""
 
     method: str = "prompt-tuning"  # key of `ALL_METHODS`
     # not compared, since `method_config` has the values that are used
-    method_options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    method_options: Mapping[str, Any] = field(default_factory=dict, compare=False, kw_only=True)
     # the method's own options, built from `method_options`
-    method_config: MethodConfig = field(init=False, default_factory=MethodConfig)
+    method_config: MethodConfig = field(init=False)
 
     def __init__(self, method: str = "prompt-tuning", **options: Any) -> None:
-        own_options = ALL_METHODS[check_name(method, ALL_METHODS, "method")].options
-        general = general_options()
-        if shared := own_options.keys() & general.keys():
-            raise UserError(
-                f"method {method!r} has an option {min(shared)!r}, a name that an option of all "
-                "runs has: rename the field of its config class."
-            )
-        method_options = dict(options.pop("method_options", {}))
-        for name in options.keys() - general.keys():
-            if name not in own_options:
-                _refuse_option(method, name, own_options)
-            method_options[name] = options.pop(name)
-        # None stands for the method's default
-        own_values = {
-            name: value
-            for name, value in method_options.items()
-            if name in own_options and value is not None
-        }
         object.__setattr__(self, "method", method)
-        object.__setattr__(self, "method_config", ALL_METHODS[method].config_class(**own_values))
-        self._set_fields(options, method_options)
+        super().__init__(**options)
+        own_options = ALL_METHODS[method].options
+        for name in options.keys() - {*general_options(), *own_options, "method_options"}:
+            raise UserError(
+                f"method {method!r} has no option {name!r}: leave it out, or use a method that has "
+                f"it ({_list_some(methods_with_option(name))}). Its options are "
+                f"{', '.join(own_options) or 'none'}."
+            )
+
+    def __post_init__(self) -> None:
+        row = ALL_METHODS[check_name(self.method, ALL_METHODS, "method")]
+        if shared := row.options.keys() & general_options().keys():
+            raise UserError(
+                f"method {self.method!r} has an option {min(shared)!r}, a name that an option of "
+                "all runs has: rename the field of its config class."
+            )
+        given = {n: v for n, v in self.method_options.items() if n in row.options}
+        own_values = {n: v for n, v in given.items() if v is not None}  # None: the default
+        object.__setattr__(self, "method_config", row.config_class(**own_values))
+        super().__post_init__()
 
     @property
     def run_name(self) -> str:
@@ -213,17 +215,6 @@ def _list_some(methods: list[str]) -> str:
     return ", ".join(methods[:4]) + (" …" if len(methods) > 4 else "")
 
 
-def _refuse_option(method: str, name: str, own_options: Mapping[str, Option]) -> None:
-    """Refuse an option that a method does not have."""
-    users = methods_with_option(name)
-    if not users:
-        check_option_name(name, [*own_options, *general_options()], f"option of {method!r}")
-    raise UserError(
-        f"method {method!r} has no option {name!r}: leave it out, or use a method that has it "
-        f"({_list_some(users)}). Its options are {', '.join(own_options) or 'none'}."
-    )
-
-
 def recorded_option(record: Mapping[str, Any], name: str) -> Any:
     """Return an option of a recorded run; where the record has none, the default."""
     value = record.get(name)
@@ -260,38 +251,24 @@ def _has_cacheable_state(cfg: RunConfig, states: Collection[str]) -> bool:
     return bool(cacheable & set(states))
 
 
-def _check_cache(configs: Collection[RunConfig], cache: str) -> None:
-    requested = {"none": (), "both": ("hidden", "sentence")}.get(cache, (cache,))
-    if requested and not any(_has_cacheable_state(cfg, requested) for cfg in configs):
-        raise UserError(
-            f"cache={cache!r} has no effect on {', '.join(cfg.method for cfg in configs)}: leave "
-            "it out. 'hidden' needs a frozen layer below the prompt, and 'sentence' a generator "
-            "that runs the backbone twice, with sentence_pooling other than 'noisy'."
-        )
-
-
-_HEAD_OPTIONS = ("two_layer_head", "head_init", "head_lr", "tune_head_first", "pooling")
-
-
-def _refuse_unused_head_option(
-    name: str, value: Any, methods: Collection[str], options: RunOptions
-) -> None:
-    """Refuse an option that the head of this run does not use."""
-    if name == "pooling" and methods_with_option("sentence_pooling", methods):
-        return  # M(x) of a generator depends on it too
-    reason = ""
-    has_verbalizer = options.head == "verbalizer"
-    if any(task.is_generation for task in TASKS.values() if task.name == options.task):
-        if name in (*_HEAD_OPTIONS, "head", "loss_vocab"):
-            reason = f"task {options.task!r} is a generation task and has no classification head"
-    elif has_verbalizer and name in _HEAD_OPTIONS:
+def _options_without_head(
+    methods: Collection[str], options: RunOptions
+) -> dict[str, str]:  # option: the reason why the head of the runs does not use it
+    task = TASKS.get(options.task)
+    of_head = {*declared_options(HeadConfig), "head_lr", "tune_head_first"} - {"template"}
+    if task and task.is_generation:
+        reason = f"task {options.task!r} is a generation task and has no classification head"
+        unused = dict.fromkeys(of_head, reason)
+    elif options.head == "verbalizer":
         reason = "a verbalizer predicts at its mask token and has no classification head"
-    elif not has_verbalizer and name == "loss_vocab":
-        reason = "it needs head='verbalizer'"
-    elif not has_verbalizer and name == "template" and options.pooling != "mask":
-        reason = "it needs head='verbalizer', or a trained head with pooling='mask'"
-    if reason:
-        raise UserError(f"{name}={value!r} has no effect: {reason}. Leave it out.")
+        unused = dict.fromkeys(of_head - {"head", "loss_vocab"}, reason)
+    else:
+        unused = {"loss_vocab": "it needs head='verbalizer'"}
+        if options.pooling != "mask":
+            unused["template"] = "it needs head='verbalizer', or pooling='mask'"
+    if methods_with_option("sentence_pooling", methods):  # M(x) of a generator depends on it too
+        unused.pop("pooling", None)
+    return unused
 
 
 def _unused_general_options(cfg: RunConfig) -> dict[str, str]:  # option: what takes its effect
@@ -353,14 +330,15 @@ _COMMAND_OPTIONS = {
 }
 
 
-def _refuse_option_without_users(
-    name: str, value: Any, methods: Collection[str], users: list[str]
-) -> None:
-    if not {*methods} & {*users}:
-        raise UserError(
-            f"option {name}={value!r} has no effect on {', '.join(methods)}: leave it out, or use "
-            f"a method that has it ({_list_some(users)})."
-        )
+def _uses_option(cfg: RunConfig, name: str) -> bool:
+    """Return whether an option of runs, of methods or of commands has an effect on a method."""
+    row = ALL_METHODS[cfg.method]
+    if name == "cache":
+        states = {"both": ("hidden", "sentence")}.get(cfg.cache, (cfg.cache,))
+        return _has_cacheable_state(cfg, states)
+    if name in all_method_options():
+        return name in row.options
+    return _COMMAND_OPTIONS.get(name, name) not in row.unused_options
 
 
 def refuse_unread_options(
@@ -374,32 +352,28 @@ def refuse_unread_options(
 
     Raises: `UserError` for such an option, or an unknown method.
     """
-    general = general_options()
     for method in methods:
         check_name(method, allowed_methods, "method")
     if not options.stratified and options.shots is None:
-        raise UserError(
-            "stratified=False needs shots: without it all training examples are used, and none are "
-            "sampled. Give shots, such as shots=100, or leave stratified out."
-        )
+        raise UserError("stratified=False needs shots: give some, such as shots=100.")
     if options.head_lr and command_options.get("tune_head_first"):
         raise UserError(
-            f"head_lr={options.head_lr:g} and tune_head_first=True exclude each other: "
-            "tune_head_first searches the learning rate of the head. Leave one of them out."
+            f"head_lr={options.head_lr:g} and tune_head_first=True exclude each other: leave one "
+            "of them out."
         )
     configs = [config_for_method(options, m, methods) for m in methods]
-    _check_cache(configs, options.cache)
     for message in find_unused_options(configs).values():
         raise UserError(message)
-    for name, value in options.method_options.items():
-        if value is not None:
-            _refuse_option_without_users(name, value, methods, methods_with_option(name))
-    given = {name: value for name, value in command_options.items() if value}
-    for name, option in general.items():
-        if getattr(options, name) != option.default:
-            given[name] = getattr(options, name)
+    without_head = _options_without_head(methods, options)
+    defaults = {name: option.default for name, option in general_options().items()}
+    given = {n: v for n, v in options.method_options.items() if v is not None}
+    given |= {n: v for n, v in command_options.items() if v}
+    given |= {n: getattr(options, n) for n, v in defaults.items() if getattr(options, n) != v}
     for name, value in given.items():
-        field = _COMMAND_OPTIONS.get(name, name)
-        users = [m for m, row in ALL_METHODS.items() if field not in row.unused_options]
-        _refuse_option_without_users(name, value, methods, users)
-        _refuse_unused_head_option(name, value, methods, options)
+        if not any(_uses_option(cfg, name) for cfg in configs):
+            raise UserError(
+                f"option {name}={value!r} has no effect on {', '.join(methods)}: leave it out, or "
+                "use a method that has it."
+            )
+        if name in without_head:
+            raise UserError(f"{name}={value!r} has no effect: {without_head[name]}. Leave it out.")

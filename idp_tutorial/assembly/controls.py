@@ -29,7 +29,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import ClassificationHead, prediction_loss
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, copy_state
+from idp_tutorial.core.planned_model import PlannedModel, copy_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.idpg import PromptGenerator
 from idp_tutorial.methods.method_registry import (
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-class ControlModel(PromptedModel):
+class ControlModel(PlannedModel):
     """A head on the frozen hidden states after `head.layer` layers."""
 
     first_trained_layer = -1  # cached states of the layers above are not used

@@ -23,7 +23,7 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import walk_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.training.cache import add_missing_states, cache_name, iterate_states
 from idp_tutorial.training.config import TrainingConfig
@@ -124,10 +124,7 @@ def fit_linear_model(
     if n_classes and torch.as_tensor(y).dim() == 2:
         return _fit_several_labels(X, torch.as_tensor(y), C)
     if n_classes and len({int(label) for label in y}) < 2:
-        raise UserError(
-            "all training examples have one class, but a probe needs two: use more examples, or "
-            "another split_seed."
-        )
+        raise UserError("all training examples have one class: use more, or another split_seed.")
     n, d = X.shape
     mean = torch.zeros(d, dtype=torch.float64)
     std = torch.ones(d, dtype=torch.float64)
@@ -262,9 +259,8 @@ def fit_best_probe(
     ]
     if not fitted:
         raise UserError(
-            f"no probe fits task {task.name!r} on {bb.name!r}: a probe at the mask token needs a "
-            "task with a template, and a backbone with a mask token. Use head_init='random' or "
-            "another pooling."
+            f"no probe fits task {task.name!r} on {bb.name!r}, which have no template or no mask "
+            "token: use head_init='random' or another pooling."
         )
     # stable: of equal scores the lower layer first
     fitted.sort(key=lambda pair: -validation_score(pair[0]))
@@ -277,7 +273,7 @@ def fit_best_probe(
 
 @torch.no_grad()
 def initialise_head_from_probe(
-    model: PromptedModel,  # model with a linear head, which is changed in place
+    model: PlannedModel,  # model with a linear head, which is changed in place
     task: Task,  # task with its training and validation splits
     cfg: TrainingConfig,  # config with the options of `fit_best_probe`
 ) -> dict[str, Any]:  # description of the probe
@@ -288,9 +284,8 @@ def initialise_head_from_probe(
     head = model.head
     if not (isinstance(head, ClassificationHead) and isinstance(head.net, torch.nn.Linear)):
         raise UserError(
-            "head_init='probe' needs a linear head, but this model has a "
-            f"{type(head).__name__} with two_layer_head={cfg.two_layer_head}: use "
-            "head='classification' and two_layer_head=False, or head_init='random'."
+            "head_init='probe' needs a linear head: use head='classification' and "
+            "two_layer_head=False, or head_init='random'."
         )
     bb = model.backbone
     site = (bb.n_layers, head.pooling)

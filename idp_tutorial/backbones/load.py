@@ -94,15 +94,19 @@ def _stored_shapes(folder: Path) -> dict[str, list[int]]:
 
 
 def _check_config_numbers(config: Any, name: str) -> None:
-    """Check that the numbers in a config are finite, its dropout rates fractions, its ids valid."""
+    """Check that a config's numbers are finite, sizes not negative, rates fractions, ids valid."""
     pad_id = getattr(config, "pad_token_id", None)
     if isinstance(pad_id, int) and pad_id < -1:  # Llama's is -1: none
         refuse_file(name, f"config.json has pad_token_id={pad_id}, and needs a token id")
     for key, value in config.to_dict().items():
         is_rate = key.endswith(("dropout", "_dropout_prob", "_pdrop"))
-        low, high = (0, 1) if is_rate else (-sys.float_info.max, sys.float_info.max)
+        is_size = key.startswith(("num_", "n_")) or key.endswith("_size")
+        low = 0 if is_rate or is_size else -sys.float_info.max
+        high = 1 if is_rate else sys.float_info.max
         if is_number(value) and not low <= value <= high:
             kind = "a fraction from 0 to 1" if is_rate else "a finite number"
+            if is_size:
+                kind = "a number that is not negative"
             refuse_file(name, f"config.json has {key}={value!r:.40}, and needs {kind}")
 
 

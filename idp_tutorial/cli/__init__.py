@@ -11,6 +11,8 @@ Modules:
 - `predict`: The command `idp predict`: one prediction for each text of a file, with a saved prompt.
 - `progress`: Lines of progress, for a log file or another stream that is not a terminal.
 - `reproduce`: The command `idp reproduce`: run a published table or figure and compare the scores.
+- `run_options`: The options of runs as a command line needs them, read from a file and not from the
+  classes.
 - `serve`: The command `idp serve`: predictions for many tasks with one backbone, in mixed batches.
 - `train`: The command `idp train`: train one method on one task, and save the prompt and the
   record.

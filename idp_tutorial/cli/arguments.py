@@ -47,9 +47,12 @@ def parse_value(
     text: str,  # value on the command line or in a file
     name: str,  # how the option was given, for the message
 ) -> Any:
-    """Return the value of an option that is not a Boolean."""
+    """Return the value of an option."""
     needed = "balanced, or one weight for each class in JSON, such as '{\"rare\": 5}'"
     try:
+        if option.kind is bool:  # in a file
+            needed = "true or false"
+            return _BOOLEAN_WORDS[text.lower()]
         if option.kind in (int, float):
             needed = "a whole number" if option.kind is int else "a number"
             return parse_number(text, option.kind)
@@ -57,7 +60,7 @@ def parse_value(
             weights = json.loads(text, object_pairs_hook=_build_mapping)
             # the scalars of a YAML file are strings
             return {label: parse_number(str(weight)) for label, weight in weights.items()}
-    except (ValueError, RecursionError):
+    except (ValueError, KeyError, RecursionError):
         raise UserError(f"{name} {text:.80}: give {needed}.") from None
     return text
 
@@ -148,10 +151,8 @@ def _load_yaml(file: str) -> dict[str, Any]:
         return _build_mapping([(str(k).replace("-", "_"), v) for k, v in content.items()])
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as e:
         reason = getattr(e, "strerror", None) or str(e).replace("\n", " ")
-        raise UserError(
-            f"--config {file} cannot be read ({reason}): give a YAML file with one line for each "
-            "option, such as method: lpt-npg."
-        ) from None
+        needed = "give a YAML file with a line for each option, such as method: lpt-npg"
+        raise UserError(f"--config {file} cannot be read ({reason}): {needed}.") from None
 
 
 def read_option_file(
@@ -162,13 +163,7 @@ def read_option_file(
     values = {}
     for name, value in _load_yaml(file).items():
         option = options[check_option_name(name, options, f"option in {file}")]
-        if value in ("null", "~"):  # the default
-            continue
-        if option.kind is bool:
-            if str(value).lower() not in _BOOLEAN_WORDS:
-                raise UserError(f"--config {file}: {name} is {value!r}: write true or false.")
-            values[name] = _BOOLEAN_WORDS[str(value).lower()]
-        else:
+        if value not in ("null", "~"):  # the default
             parts = value if isinstance(value, list) else [value]
             text = ",".join(json.dumps(v) if isinstance(v, dict) else str(v) for v in parts)
             values[name] = parse_value(option, text, f"--config {file}: {name}")

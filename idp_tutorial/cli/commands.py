@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, ClassVar
 
 from idp_tutorial.cli.arguments import build_parser, parse_arguments
+from idp_tutorial.cli.run_options import read_run_options
 from idp_tutorial.data.config import TableConfig
 from idp_tutorial.utils.checks import (
     Range,
@@ -58,10 +59,7 @@ def _error_message(
     if is_panic(error):
         return f"a library stopped with an internal error ({str(error)[:100]}): check the model."
     if is_out_of_memory(error):
-        return (
-            "there is not enough memory: use a smaller batch_size, max_len, prompt_length or "
-            "backbone."
-        )
+        return "not enough memory: use a smaller batch_size, max_len, prompt_length or backbone."
     return None
 
 
@@ -126,18 +124,12 @@ class TableOptions(TableConfig, CommandOptions):
             table = str(given.pop("data"))
         if not described and not table:
             return
-        if not table or given.get("data"):
-            problem = "data is a folder of known tasks" if table else "no table is given"
-            raise UserError(
-                f"the options {', '.join(described)} describe a table, but {problem}: "
-                "pass a table too, such as tickets.csv with text=message and label=topic."
-            )
-        if given.get("task", default_task) != default_task:
-            raise UserError(
-                f"task={given['task']} and the table {table} are two tasks: give one of them."
-            )
-        seed = given.get("split_seed", 0)
-        task, description = register_table_task(table, **options, seed=seed)
+        if not table:
+            raise UserError(f"no table is given, which {', '.join(described)} would describe.")
+        if given.get("data") or given.get("task", default_task) != default_task:
+            name = "data" if given.get("data") else "task"
+            raise UserError(f"{name}={given[name]} and the table {table} are two tasks: give one.")
+        task, description = register_table_task(table, **options, seed=given.get("split_seed", 0))
         print(description, file=sys.stderr)
         given["task"] = task.name
 
@@ -231,9 +223,7 @@ class Command:
     def _options_of_runs(self) -> dict[str, Option]:
         if self.run_options == ():
             return {}
-        from idp_tutorial.assembly.config import describe_all_options
-
-        options = describe_all_options()
+        options = read_run_options()
         selected = options if self.run_options is None else self.run_options
         return {
             name: replace(options[name], default=self.defaults.get(name, options[name].default))
@@ -259,11 +249,8 @@ class Command:
             )
         )
 
+    @show_warnings()
     def _run(self, values: Mapping[str, Any]) -> None:
-        with show_warnings():
-            self._run_function(values)
-
-    def _run_function(self, values: Mapping[str, Any]) -> None:
         known = self.options()
         for name in values:
             check_option_name(name, known)
@@ -288,10 +275,8 @@ class Command:
         if isinstance(own_options, TableOptions):
             own_options.register_task(given, self.defaults.get("task", ""))
         if given.get("epochs") is not None and given.get("steps") is not None:
-            raise UserError(
-                f"steps={given['steps']} has no effect with epochs={given['epochs']}: leave one of "
-                "them out."
-            )
+            pair = f"steps={given['steps']} has no effect with epochs={given['epochs']}"
+            raise UserError(f"{pair}: leave one of them out.")
         base = RunOptions(**{**defaults, **given})
         if isinstance(own_options, TrainingRunOptions):
             base = replace(base, eval_every=max(1, base.steps // max(1, own_options.evaluations)))
@@ -363,10 +348,7 @@ def parse_numbers(
     try:
         return [parse_number(number, kind) for number in text.split(",")] if text else []
     except ValueError:
-        example = "6,12,18" if kind is int else "1e-3,3e-3"
-        raise UserError(
-            f"{option}={text!r}: give numbers with commas between them, such as {example}."
-        ) from None
+        raise UserError(f"{option}={text!r}: give numbers such as '6,12,18'.") from None
 
 
 def _given_options(options: CommandOptions) -> dict[str, Any]:  # name: value

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 from idp_tutorial.cli.commands import ComparisonOptions, TableOptions, command, split_names
+from idp_tutorial.runs.defaults import DEFAULT_EVALUATIONS, DEFAULT_METHODS, DEFAULT_OPTIONS
 from idp_tutorial.utils.checks import Range, require_packages
 from idp_tutorial.utils.process import MessageHandler, handle_messages
 
@@ -62,12 +63,12 @@ class Progress(MessageHandler):
         return f"{record.getMessage()}{getattr(record, 'cost', '')}  {self._format_status()}"
 
 
-def _print_report(table: Any, base: Any, out: str, primary: str | None) -> None:
+def _print_report(results: Any, base: Any, out: str, primary: str | None) -> None:
     """Print the table of results and sentences that summarise it."""
-    from idp_tutorial.runs.conclusions import advise, describe_primary_contrast
+    from idp_tutorial.runs.conclusions import describe_primary_contrast
     from idp_tutorial.runs.tables import format_table
-    from idp_tutorial.utils.records import read_records
 
+    table = results.table
     shots = f", shots={base.shots}" if base.shots else ""
     length = f"{table.steps.min():.0f} steps"
     print(
@@ -75,19 +76,15 @@ def _print_report(table: Any, base: Any, out: str, primary: str | None) -> None:
         f"{base.batch_size}; best checkpoint on validation, reported on test\n"
     )
     print(f"{format_table(table)}\n")
-    records = read_records(f"{out}/compare.jsonl")
     if primary:
-        print(describe_primary_contrast(records, primary, out))
-    print(advise(records, out).sentence)
+        print(describe_primary_contrast(results.records, primary, out))
+    print(results.advice.sentence)
     if "lr_at_grid_edge" in table and table["lr_at_grid_edge"].eq(True).any():
         print(
             "* the best learning rate is the smallest or largest that was tried: a better one may "
             "lie beyond it, see learning_rates"
         )
     print(f"\nwritten: {out}/compare.jsonl, compare.csv, compare.png, report/report.md")
-
-
-_DEFAULT_STEPS = 240
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +94,13 @@ class CompareOptions(TableOptions, ComparisonOptions):
     option_group: ClassVar[str] = "this command"
 
     # comma-separated, or 'all' of `METHODS`; the first three read no prompt
-    methods: str = "majority,words,probe,prompt-tuning,lpt-npg,id-spam,lora"
+    methods: str = ",".join(DEFAULT_METHODS)
     # number of seeds: 0 … seeds-1; three or more show the standard deviation
     seeds: Annotated[int, Range(1, 10**6)] = 1
     # with shots: number of few-shot samples, each trained with all seeds; LPT uses four
     split_seeds: int = 1
     # evaluations on the validation split in a run; the best one is kept
-    evaluations: Annotated[int, Range(0, 10**9)] = 4
+    evaluations: Annotated[int, Range(0, 10**9)] = DEFAULT_EVALUATIONS
     # primary contrast, named before the runs, such as 'lpt-npg - prompt-tuning'
     primary: str | None = None
     # time for all runs: fewer steps where it does not suffice; 0: no limit (default: 5 for each
@@ -118,8 +115,7 @@ class CompareOptions(TableOptions, ComparisonOptions):
     excluded=("seed", "eval_every"),
     task="two-domains",
     backbone="auto",
-    steps=_DEFAULT_STEPS,
-    prompt_length=5,
+    **DEFAULT_OPTIONS,
 )
 def compare_command(options: CompareOptions, base: Any) -> None:
     """Train methods on one task; print scores (mean ± std over seeds), parameters, time and memory.
@@ -137,10 +133,6 @@ def compare_command(options: CompareOptions, base: Any) -> None:
         is_own_task = base.task in TASKS and bool(TASKS[base.task].splits)  # of a table
         name, reason = choose_backbone(is_own_task)
         base = replace(base, backbone=name)
-    minutes = options.minutes
-    if minutes is None:
-        has_default_length = base.steps == _DEFAULT_STEPS and base.epochs is None
-        minutes = 5.0 * options.seeds * max(1, options.split_seeds) if has_default_length else 0
     is_all = options.methods == "all"
     methods = methods_with_head(base.head) if is_all else split_names(options.methods)
     options.refuse_unread(methods, base, allow_controls=True)
@@ -156,6 +148,6 @@ def compare_command(options: CompareOptions, base: Any) -> None:
             grid,
             options.primary,
             options.split_seeds,
-            minutes,
+            options.minutes,
         )
     _print_report(results, base, options.out, options.primary)

@@ -10,11 +10,19 @@ from importlib import import_module
 
 from idp_tutorial.cli.arguments import OneLineParser, build_parser
 from idp_tutorial.cli.commands import Command, exit_with_message
-from idp_tutorial.utils.checks import check_name
+from idp_tutorial.utils.checks import UserError, check_name
 
-__all__ = ["COMMAND_NAMES", "load_command", "main"]
+__all__ = ["COMMAND_NAMES", "SCRIPTS", "load_command", "main"]
 
 COMMAND_NAMES = ("train", "predict", "compare", "serve", "fetch", "params", "reproduce")
+# former commands: the scripts of the repository that have their options
+SCRIPTS = {
+    "bench": "results.speed.bench",
+    "pretrain": "results.pretraining.run",
+    "supplement": "results.supplement.run",
+    "sweep": "results.depth.sweep",
+    "transfer": "results.transfer.run",
+}
 
 
 def load_command(
@@ -23,6 +31,16 @@ def load_command(
     """Return a command by its name."""
     module = import_module(f"idp_tutorial.cli.{name}")
     return getattr(module, f"{name}_command")
+
+
+def _check_command(name: str) -> None:
+    """Raise `UserError` for a name that is no command, with the script that has replaced it."""
+    if name in SCRIPTS:
+        raise UserError(
+            f"the command {name!r} is a script now: python -m {SCRIPTS[name]}, from the root of "
+            "the repository (a wheel does not contain it)."
+        )
+    check_name(name, COMMAND_NAMES, "command")
 
 
 def _build_main_parser(complete_command: str = "") -> OneLineParser:
@@ -53,7 +71,7 @@ def main(
         _build_main_parser().print_help()
         return
     name, *rest = arguments
-    exit_with_message("idp", lambda: check_name(name, COMMAND_NAMES, "command"))
+    exit_with_message("idp", lambda: _check_command(name))
     load_command(name).main(rest)
 
 

@@ -9,7 +9,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,8 +27,8 @@ from idp_tutorial.utils.options import declared_options
 __all__ = [
     "PREDICTION_COLUMNS",
     "WINDOW_SIZE",
-    "select_text_columns",
-    "make_row_writer",
+    "read_texts",
+    "RowWriter",
     "PredictOptions",
     "predict_command",
 ]
@@ -42,75 +42,56 @@ WINDOW_SIZE = 4096
 _MODEL_FILES = ("prompts.*", "record.jsonl", "README.md", "SHA256SUMS", "checkpoint-*")
 
 
-def _choose_column(
-    row: dict, where: str, given: str | None, candidates: Iterable[str | None]
-) -> str | None:
-    """Return the column that was given, or the first candidate in the row."""
-    if given and given not in row:
-        raise UserError(
-            f"{where}: no column {given!r} among {', '.join(row)}: name another with text= or "
-            "text2=."
-        )
-    return given or next((c for c in candidates if c and c in row), None)
-
-
-def select_text_columns(
-    rows: Iterable[tuple[str, dict]],  # (description of its place, row), as `iterate_rows` yields
+def read_texts(
+    path: str,  # a file of texts; '-': standard input
     task: Any,  # a `Task`
-    text: str | None = None,  # column of the text; None: sentence1, the column of training, or text
-    text2: str | None = None,  # column of the second text; None: sentence2, or that of training
-    skip_empty: bool = False,  # leave out rows without a text, and log how many they are
-    source: str | None = None,  # name of a table whose columns have their names once
-    faults: Any = None,  # a `RowFaults`, which the reader of the rows adds to
+    given: TextConfig,  # how the file is read, and the columns that were named
+    dialect: Any = None,  # a `TableDialect`, which is told how the table is written
+    with_label: bool = False,  # do the texts have the `label` of their row?
 ) -> Iterator[tuple[dict, dict]]:
-    """Yield each row, and its texts under the names of the task.
+    """Yield each row of a file, and its texts under the names of the task.
 
     Raises: `UserError` that names all faults of the rows, after all rows are read.
     """
-    from idp_tutorial.data.rows import is_empty_text, log_skipped
+    from idp_tutorial.data.file_readers import has_header, iterate_rows
     from idp_tutorial.data.table_checks import RowFaults
-    from idp_tutorial.training.evaluation import require_text_columns
+    from idp_tutorial.data.user_data import iterate_texts
 
-    faults = faults or RowFaults()
-
-    trained = task.source_columns
-    candidates: dict[str, tuple] = {"sentence1": (text, ("sentence1", trained[0], "text"))}
-    if task.pair:
-        candidates["sentence2"] = (text2, ("sentence2", trained[1]))
-    empty = faults.without_text
-    n_rows = 0
-    for where, row in rows:
-        n_rows += 1
-        place = source or where
+    faults = RowFaults("standard input" if path == "-" else path)
+    records = iterate_rows(
+        path,
+        given.format,
+        task.pair,
+        given.encoding,
+        given.sep,
+        dialect,
+        partial(faults.add, "row"),
+    )
+    is_table = has_header(path, given.format)
+    texts_of_rows = iterate_texts(
+        records,
+        faults,
+        given,
+        is_table,
+        task.allow_empty_text,
+        trained=task.source_columns,
+        pair=task.pair,
+        with_label=with_label,
+        n_positional=int(is_table),  # the only column of a table has the texts
+    )
+    for where, row, texts in texts_of_rows:
         if taken := [column for column in PREDICTION_COLUMNS if column in row]:
             raise UserError(
-                f"{place} already has a column {taken[0]!r}, which the prediction would replace: "
-                "rename it."
+                f"{path if is_table else where} already has a column {taken[0]!r}, which the "
+                "prediction would replace: rename it."
             )
-        only = row if source and len(row) == 1 else ()  # the only column of a table has the texts
-        chosen = {
-            name: _choose_column(row, place, given, [*usual, *only])
-            for name, (given, usual) in candidates.items()
-        }
-        columns = {name: column for name, column in chosen.items() if column}
-        if not task.allow_empty_text and any(is_empty_text(row[c]) for c in columns.values()):
-            empty.append(where)
-            continue
-        texts = {name: row[column] for name, column in columns.items()}
         if "group" in row:
             texts["group"] = row["group"]
-        try:
-            require_text_columns(task, texts if "sentence1" in texts else row, where)
-        except UserError as e:
-            faults.add("text", e)
-        if not faults.counts and (not empty or skip_empty):  # otherwise all is only counted
-            yield row, texts
-    n_rows += faults.counts.get("row", 0)
-    if skip_empty:
-        log_skipped("skip_empty", empty, n_rows)
-        empty.clear()
-    if message := faults.describe(source or "the input", n_rows, "the column of texts"):
-        raise UserError(message)
+        if not faults.messages and (given.skip_empty or not faults.missing):
+            yield dict(row), texts  # otherwise the faults are only counted
+    if given.skip_empty:
+        faults.skip("text", "skip_empty")
+    faults.refuse()
 
 
 def _output_format(out: str, given: str | None) -> str:
@@ -118,8 +99,8 @@ def _output_format(out: str, given: str | None) -> str:
     extension = Path(out).suffix.lower()
     if not given and extension in (".tsv", ".parquet", ".xlsx", ".gz", ".xz"):
         raise UserError(
-            f"out={out}: predictions are written as uncompressed CSV or JSON lines: use the "
-            "extension .csv or .jsonl, or give out_format."
+            f"out={out}: use the extension .csv or .jsonl, or give out_format=csv or "
+            "out_format=jsonl."
         )
     return given or ("csv" if extension == ".csv" else "jsonl")
 
@@ -133,15 +114,21 @@ def _open_output(out: str, encoding: str = "utf-8") -> AbstractContextManager[IO
     return nullcontext(sys.stdout)
 
 
-def _to_json_value(value: Any) -> Any:
-    """Return a value as JSON has it: null for NaN, and dates as ISO 8601."""
+def _without_nan(value: Any) -> Any:
+    """Return a value with null for NaN, which JSON does not have."""
     if isinstance(value, dict):
-        return {k: _to_json_value(v) for k, v in value.items()}
+        return {k: _without_nan(v) for k, v in value.items()}
     if isinstance(value, list):
-        return [_to_json_value(v) for v in value]
-    if isinstance(value, float) and math.isnan(value):  # Parquet has it for missing values
-        return None
-    return value.isoformat() if hasattr(value, "isoformat") else value
+        return [_without_nan(v) for v in value]
+    is_nan = isinstance(value, float) and math.isnan(value)  # Parquet has it for missing values
+    return None if is_nan else value
+
+
+def _to_text(value: Any) -> str:
+    """Return the text of a value that JSON does not have, such as a date or a decimal number."""
+    if isinstance(value, bytes):
+        raise TypeError("bytes are not a text")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _flatten_row(row: dict) -> dict:
@@ -149,94 +136,65 @@ def _flatten_row(row: dict) -> dict:
     from idp_tutorial.data.user_data import format_labels
 
     flat = dict(row)
-    for label, probability in flat.pop("probabilities", {}).items():
-        column = f"probability {label}"
-        if column in row:
-            raise UserError(
-                f"a row already has a column {column!r}, which the prediction would replace: "
-                "rename it."
-            )
-        flat[column] = probability
+    probabilities = flat.pop("probabilities", {})
+    added = {f"probability {label}": value for label, value in probabilities.items()}
+    if taken := [column for column in added if column in row]:
+        raise UserError(
+            f"a row already has a column {taken[0]!r}, which the prediction would replace: rename "
+            "it."
+        )
     if isinstance(flat.get("prediction"), list):
         flat["prediction"] = format_labels(flat["prediction"])
-    return flat
+    return flat | added
 
 
-def _to_text(value: Any) -> str:
-    """Return the text of a value that JSON does not have, such as a decimal number."""
-    if isinstance(value, bytes):
-        raise TypeError("bytes are not a text")
-    return str(value)
+class RowWriter:
+    """Writes rows as JSON lines, or as CSV with the columns of the first row."""
 
-
-class _CSVWriter:
-    """Writes rows as CSV, in the dialect of the table that they are from."""
-
-    def __init__(self, file: IO, dialect: Any) -> None:
+    def __init__(
+        self,
+        file: IO,  # open for text
+        format: str,  # 'csv' or 'jsonl'
+        # a `TableDialect` for CSV, which is read when the first row is written
+        dialect: Any = None,
+    ) -> None:
         self.file = file
+        self.format = format
         self.dialect = dialect
         self.table: csv.DictWriter[str] | None = None
 
-    def write_header(self, columns: list[str]) -> None:
-        """Write the first lines, unless they are written."""
-        if self.table is not None:
-            return
-        dialect = self.dialect
-        if dialect.has_byte_order_mark:
-            self.file.write("\ufeff")
-        if dialect.has_separator_line:
-            self.file.write(f"sep={dialect.delimiter}{dialect.line_end}")
-        self.table = csv.DictWriter(
-            self.file,
-            columns,
-            restval="",
-            delimiter=dialect.delimiter,
-            lineterminator=dialect.line_end,
-        )
-        self.table.writeheader()
-
     def write(self, row: dict) -> None:
-        """Write a row; the first one decides about the columns."""
-        self.write_header([*row])
-        assert self.table is not None
-        self.table.writerow(row)
-
-
-def make_row_writer(
-    file: IO,  # open for text
-    format: str,  # 'csv', with the columns of the first row, or 'jsonl'
-    dialect: Any = None,  # a `TableDialect` of CSV, which is read when the first row is written
-) -> Callable[..., None]:
-    """Return a function that writes a row to a file.
-
-    With `is_header` it writes the names of the columns only, for a table without rows.
-    """
-    from idp_tutorial.data.file_readers import TableDialect
-
-    table = _CSVWriter(file, dialect or TableDialect())
-
-    def write_row(row: dict, is_header: bool = False) -> None:
-        """Write a row as a line of JSON or CSV."""
-        values = _flatten_row(row) if format == "csv" else _to_json_value(row)
+        """Write a row as a line."""
         try:
-            if format == "csv" and is_header:
-                table.write_header([*values])
-            elif format == "csv":
-                table.write(values)
-            elif not is_header:
-                text = json.dumps(values, ensure_ascii=False, allow_nan=False, default=_to_text)
-                print(text, file=file)
-        except TypeError as e:  # bytes
+            if self.format == "csv":
+                self.write_header(row).writerow(_flatten_row(row))
+            else:
+                options: dict[str, Any] = dict(ensure_ascii=False, allow_nan=False)
+                print(json.dumps(_without_nan(row), default=_to_text, **options), file=self.file)
+        except (TypeError, ValueError) as e:  # bytes, infinity, another column, or an encoding
+            if isinstance(e, UserError):
+                raise
+            other = "jsonl" if self.format == "csv" else "csv"
             raise UserError(
-                f"{row!r:.80} cannot be written as jsonl ({e}): remove the column."
-            ) from None
-        except ValueError as e:  # infinity, a column that the first row lacks, or an encoding
-            other = "jsonl" if format == "csv" else "csv"
-            raise UserError(
-                f"{row!r:.80} cannot be written as {format} ({e}): use out_format={other}."
+                f"{row!r:.80} cannot be written as {self.format} ({e}): remove the column, or use "
+                f"out_format={other}."
             ) from None
 
-    return write_row
+    def write_header(self, row: dict) -> "csv.DictWriter[str]":
+        """Write the first lines of a CSV table with the columns of a row, unless it has them."""
+        from idp_tutorial.data.file_readers import TableDialect
+
+        if self.table is None:
+            dialect = self.dialect or TableDialect()
+            separator = f"sep={dialect.delimiter}{dialect.line_end}"
+            self.file.write("\ufeff" * dialect.has_byte_order_mark)
+            self.file.write(separator * dialect.has_separator_line)
+            options: dict[str, Any] = dict(
+                delimiter=dialect.delimiter, lineterminator=dialect.line_end
+            )
+            self.table = csv.DictWriter(self.file, [*_flatten_row(row)], **options)
+            self.table.writeheader()
+        return self.table
 
 
 def _refuse_replaced_input(options: "PredictOptions") -> None:
@@ -244,14 +202,12 @@ def _refuse_replaced_input(options: "PredictOptions") -> None:
     used = [Path(options.texts), Path(options.glove or "-")]
     for folder, names in ((options.model, _MODEL_FILES), (options.backbone, ("*",))):
         used += [file for name in names for file in Path(folder or "/dev/null").glob(name)]
-    outputs = [("out", Path(options.out))]
+    outputs = dict(out=options.out)
     if options.report:
-        outputs += [("report", Path(options.report) / Path(options.texts).name)]
-    for option, output in outputs:
-        is_used = any(
-            file.is_file() and output.is_file() and file.samefile(output) for file in used
-        )
-        if is_used:
+        outputs["report"] = str(Path(options.report) / Path(options.texts).name)
+    for option, output in outputs.items():
+        written = Path(output)
+        if written.is_file() and any(f.is_file() and f.samefile(written) for f in used):
             raise UserError(
                 f"{option}={getattr(options, option)}: {output} is read by this command, which "
                 "would replace it: give another name."
@@ -273,28 +229,21 @@ def _refuse_unused(options: "PredictOptions", task: Any, cfg: Any) -> None:
 def _predicted_columns(prediction: dict, task: Any, with_probabilities: bool) -> dict:
     """Return the columns that are added to a row."""
     if task.is_generation:
-        return prediction
+        return {"generated": prediction["generated"]}
     columns = dict(prediction=prediction.get("label", prediction.get("value")))
     if with_probabilities and "probabilities" in prediction:
         columns["probabilities"] = prediction["probabilities"]
     return columns
 
 
-def _parse_row_label(task: Any, row: dict, label: str | None, where: str) -> Any:
+def _parse_row_label(task: Any, value: Any, where: str) -> Any:
     """Return the label of a row as the task has it: an index, a number, or indicators."""
     from idp_tutorial.data.rows import convert_label
-    from idp_tutorial.data.user_data import parse_label, parse_labels
+    from idp_tutorial.data.user_data import parse_label
 
-    column = label or next((c for c in ("label", *task.columns[2:3]) if c in row), None)
-    if column not in row:
-        raise UserError(
-            f"{where}: no column {column or 'label'!r} among {', '.join(row)}, and a report needs "
-            "labels: name the column in label=, or leave report out."
-        )
-    value = row[column]
+    parsed = parse_label(value, where, task.is_regression, task.multi_label)
     if task.is_regression:
-        return parse_label(value, where, regression=True)
-    parsed: Any = parse_labels(value, where) if task.multi_label else parse_label(value, where)
+        return parsed
     if parsed not in task.labels and str(parsed).isdecimal():
         parsed = int(parsed)
     return convert_label(task, parsed, where)
@@ -341,8 +290,8 @@ def predict_command(options: PredictOptions, base: Any) -> None:
     is_csv = output_format == "csv" and detect_format(options.texts, options.format) == "csv"
     encoding = (options.encoding if is_csv else None) or "utf-8"
     with _open_output(options.out, encoding) as file:  # an error, before the model is loaded
-        write_row = make_row_writer(file, output_format, dialect if is_csv else None)
-        task, labelled, predictions, title = _predict_file(options, write_row, dialect)
+        writer = RowWriter(file, output_format, dialect if is_csv else None)
+        task, labelled, predictions, title = _predict_file(options, writer, dialect)
     if options.report:  # the predictions are complete, even if the report cannot be written
         from idp_tutorial.runs.report import write_report
 
@@ -350,47 +299,17 @@ def predict_command(options: PredictOptions, base: Any) -> None:
         print_report(options.report, sys.stderr if options.out == "-" else sys.stdout)
 
 
-def _read_rows(options: PredictOptions, task: Any, dialect: Any) -> Iterator[tuple[dict, dict]]:
-    """Return the rows of the file, each with its texts."""
-    from idp_tutorial.data.file_readers import has_header, iterate_rows
-    from idp_tutorial.data.table_checks import RowFaults
-
-    faults = RowFaults()
-    read = iterate_rows(
-        options.texts,
-        options.format,
-        task.pair,
-        options.encoding,
-        options.sep,
-        dialect,
-        partial(faults.add, "row"),
-    )
-    source = "standard input" if options.texts == "-" else options.texts
-    return select_text_columns(
-        read,
-        task,
-        options.text,
-        options.text2,
-        options.skip_empty,
-        source if has_header(options.texts, options.format) else None,
-        faults,
-    )
-
-
 def _empty_output_row(header: list[str], task: Any, with_probabilities: bool) -> dict:
     """Return a row with the columns that predictions for a table have."""
-    row: dict[str, Any] = dict.fromkeys(header, "")
-    if task.is_generation:
-        return {**row, "generated": ""}
-    row["prediction"] = ""
-    if with_probabilities:
-        row["probabilities"] = dict.fromkeys(task.labels, "")
-    return row
+    prediction = {"generated": ""} if task.is_generation else {"label": ""}
+    probabilities = {"probabilities": dict.fromkeys(task.labels, "")}
+    columns = _predicted_columns(prediction | probabilities, task, with_probabilities)
+    return dict.fromkeys(header, "") | columns
 
 
 def _predict_file(
     options: PredictOptions,
-    write_row: Callable[..., None],
+    writer: RowWriter,
     dialect: Any,  # a `TableDialect`, which is told how the texts are written
 ) -> tuple[Any, list[dict], list[dict], str]:
     """Predict the texts of a file; return the task, rows, predictions and title of the report."""
@@ -409,23 +328,23 @@ def _predict_file(
         require_reportable(task)
     if options.device == "auto":
         trained.to(find_device())
-    rows = _read_rows(options, task, dialect)
+    rows = read_texts(options.texts, task, options, dialect, bool(options.report))
     progress = ProgressLines()
     n_predicted = 0
     batch_size = options.batch_size
     # the rows of a question must be predicted together
     window_size = None if task.grouping == "choose" else max(WINDOW_SIZE, 8 * batch_size)
     while window := [*islice(rows, window_size)]:
-        predictions = predict(trained, task, cfg, [t for _, t in window], batch_size)
-        for (row, texts), prediction in zip(window, predictions):
-            write_row({**row, **_predicted_columns(prediction, task, options.proba)})
+        labels = [texts.pop("label", None) for _, texts in window]
+        predictions = predict(trained, task, cfg, [texts for _, texts in window], batch_size)
+        for (row, texts), label, prediction in zip(window, labels, predictions):
+            writer.write({**row, **_predicted_columns(prediction, task, options.proba)})
             if options.report:
-                where = f"row {len(labelled) + 1}"
-                label = _parse_row_label(task, row, options.label, where)
+                label = _parse_row_label(task, label, f"row {len(labelled) + 1}")
                 labelled.append({**texts, "label": label})
                 all_predictions.append(prediction)
         n_predicted += len(window)
         progress.report(f"{n_predicted:,} texts are predicted")
-    if not n_predicted and dialect.header:
-        write_row(_empty_output_row(dialect.header, task, options.proba), is_header=True)
+    if not n_predicted and dialect.header and writer.format == "csv":
+        writer.write_header(_empty_output_row(dialect.header, task, options.proba))
     return task, labelled, all_predictions, f"{cfg.method} on {Path(options.texts).name}"

@@ -28,10 +28,8 @@ def _bind_socket(host: str, port: int) -> socket.socket:
         server_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return server_socket
     except (OSError, ValueError) as e:  # a host name that is too long is a UnicodeError
-        raise UserError(
-            f"host={host[:60]!r} and port={port} cannot be served ({e}): give an address of this "
-            "machine, such as 127.0.0.1, and a port that is not in use."
-        ) from None
+        address = f"host={host[:60]!r} and port={port}"
+        raise UserError(f"{address} cannot be served ({e}): give others.") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,7 @@ def _describe_run(cfg: Any) -> str:
     from idp_tutorial.data.tasks import load_config_task
 
     task = load_config_task(cfg)
-    rows = ", ".join(f"{n:,} {split}" for split, n in _split_sizes(task))
+    rows = ", ".join(f"{len(rows):,} {split}" for split, rows in task.splits.items())
     kind = f", {len(task.labels)} classes" if task.labels else ""
     hint = ""
     if cfg.backbone == "tiny":
@@ -69,29 +69,16 @@ def _describe_run(cfg: Any) -> str:
     return f"{cfg.method} on backbone {cfg.backbone}{hint}: {rows} rows{kind}"
 
 
-def _split_sizes(task: Any) -> list[tuple[str, int]]:
-    return [(split, len(rows)) for split, rows in task.splits.items()]
-
-
 def _compare_with_controls(cfg: Any, record: dict[str, Any]) -> None:
     """Print the scores of words and of a probe, and warn if the method loses to them."""
-    from idp_tutorial.runs.experiment import score_controls
+    from idp_tutorial.runs.experiment import score_controls, warn_of_better_controls
 
-    try:
-        scores = score_controls(cfg)
-    except UserError:  # such as training examples of one class
-        return
-    if not scores:
-        return
-    text = ", ".join(f"{name} {score:.1f}" for name, score in scores.items())
-    print(f"without a prompt, in seconds: {text}")
-    better = [name for name, score in scores.items() if score > record["score"]]
-    if better:
-        print(
-            f"warning: {cfg.method} ({record['score']:.1f}) scores lower than "
-            f"{' and '.join(better)}: compare with `idp compare` before you use it",
-            file=sys.stderr,
-        )
+    scores = score_controls(cfg)
+    if scores:
+        text = ", ".join(f"{name} {score:.1f}" for name, score in scores.items())
+        print(f"without a prompt, in seconds: {text}")
+    if warning := warn_of_better_controls(cfg.method, record["score"], scores):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "TrainOptions") -> None:

@@ -5,7 +5,7 @@ Inserting moves positions, so the context tracks them: no code assumes that `<s>
 Batch sizes are `x.shape[0]` and not `len(x)`, which `torch.export` would take for a constant.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from idp_tutorial.core import input_checks
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
+from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import UserError
 
 __all__ = ["INPUT", "to_float32", "splice", "Context"]
@@ -49,10 +50,9 @@ def splice(
     return torch.cat([x, new], 1)[each_example, positions.argsort(1)]
 
 
-def _cached_states(backbone: Backbone, batch: dict[str, Any]) -> Tensor:
+def _cached_states(backbone: Backbone, batch: Batch, layer: int) -> Tensor:
     """Return the cached hidden states; raise `UserError` for a wrong shape or layer."""
     h = batch["hidden_states"].to(backbone.word_embeddings.weight.dtype)
-    layer = int(batch["start_layer"][0])
     shape = (*batch["input_ids"].shape, backbone.d)
     if not 0 <= layer <= backbone.n_layers or h.shape != shape:
         raise UserError(
@@ -94,11 +94,12 @@ class Context:
     input_ids: Tensor  # tokens of the text `[B,T]`
     attention_mask: Tensor  # 1 = word or prompt, 0 = padding `[B,T']`
     token_type_ids: Tensor  # `[B,T']`
-    word_mask: Tensor  # 1 = word, 0 = prompt or padding `[B,T']`
+    text_mask: Tensor  # 1 = word of the input text, 0 = target text or padding `[B,T]`
+    word_mask: Tensor  # `text_mask` at the current positions; 0 = prompt too `[B,T']`
     # current positions of 'cls', 'last' and, with a template, 'mask' `[B]`
     tracked_positions: dict[str, Tensor]
     h: Tensor  # hidden states `[B,T',d]`; at `INPUT` word embeddings
-    batch: dict[str, Any] = field(default_factory=dict)  # all fields that `collate` returns
+    batch: Batch = field(default_factory=lambda: Batch({}))  # all fields that `collate` returns
     layer: int = INPUT  # number of layers already applied
     # first position `[B]` and length of the prompt that was inserted last
     prompt_span: tuple[Tensor, int] | None = None
@@ -111,10 +112,7 @@ class Context:
     def from_batch(
         cls,
         backbone: Backbone,
-        # `input_ids`, `attention_mask`, `token_type_ids` `[B,T]`; with a template `mask_position`
-        # `[B]`; with a target text `answer_start` `[B]`; from a cache `hidden_states` `[B,T,d]`
-        # and `start_layer` `[B]`, the number of layers that they have passed
-        batch: dict[str, Any],
+        batch: Mapping[str, Any],  # fields as for `Batch`
     ) -> "Context":
         """Return the context of a batch: at `INPUT`, or at the layer of its cached states.
 
@@ -123,27 +121,37 @@ class Context:
         Raises: UserError for states of a wrong shape, padding that is not on the right, or unknown
         tokens (on a GPU, CUDA reports these itself).
         """
+        batch = Batch.from_tensors(batch)
         attention_mask = batch["attention_mask"]
-        input_checks.check_right_padding(attention_mask)
-        word_mask = attention_mask
+        text_mask = attention_mask
         if "answer_start" in batch:
             index = torch.arange(attention_mask.shape[1], device=attention_mask.device)
-            word_mask = attention_mask * (index < batch["answer_start"][:, None])
-        tracked = dict(cls=torch.zeros_like(word_mask[:, 0]), last=word_mask.sum(1) - 1)
+            text_mask = attention_mask * (index < batch["answer_start"][:, None])
+        tracked = dict(cls=torch.zeros_like(text_mask[:, 0]), last=text_mask.sum(1) - 1)
         if "mask_position" in batch:
             tracked["mask"] = batch["mask_position"]
-        is_cached = "hidden_states" in batch
+        layer = INPUT if batch.start_layer is None else batch.start_layer
+        if "hidden_states" in batch:
+            h = _cached_states(backbone, batch, layer)
+        else:
+            h = _embed_words(backbone, batch)
         return cls(
             backbone,
             input_ids=batch["input_ids"],
             attention_mask=attention_mask,
             token_type_ids=batch["token_type_ids"],
-            word_mask=word_mask,
+            text_mask=text_mask,
+            word_mask=text_mask,
             tracked_positions=tracked,
-            h=_cached_states(backbone, batch) if is_cached else _embed_words(backbone, batch),
-            batch={**batch, "attention_mask": word_mask},
-            layer=int(batch["start_layer"][0]) if is_cached else INPUT,
+            h=h,
+            batch=batch,
+            layer=layer,
         )
+
+    @property
+    def text_batch(self) -> Batch:
+        """The batch without the target texts, for a pass that a prompt depends on."""
+        return self.batch.without_answers(self.text_mask)
 
     def insert(
         self,
@@ -158,7 +166,8 @@ class Context:
         """
         B, t, _ = p.shape
         first = torch.zeros_like(self.attention_mask[:, 0]) + position
-        input_checks.check_insertion(first, self.attention_mask)
+        if not isinstance(position, int) or position not in (0, 1):  # each example has a token
+            input_checks.check_insertion(first, self.attention_mask)
         zeros = self.attention_mask.new_zeros(B, t)
         self.h = splice(self.h, p, position)
         self.attention_mask = splice(self.attention_mask, zeros + 1, position)
@@ -178,20 +187,24 @@ class Context:
         """
         key = (self.h.shape[1], n_prompt_keys)
         if self._layer_kwargs[0] != key:
-            kwargs = self.backbone.layer_kwargs_by_type(self.attention_mask, self.h, n_prompt_keys)
+            kwargs = self.backbone.layer_kwargs_by_type(
+                self.attention_mask, self.h, n_prompt_keys, self.batch.has_padding
+            )
             self._layer_kwargs = key, kwargs
         return self._layer_kwargs[1]
 
     def run_layer(
         self,
-        run: Callable[..., Tensor],  # `run_layer` of the backbone, or a function like it
-        key_values: PromptKeyValues | None,  # of a prompt
+        key_values: PromptKeyValues | None = None,  # of a prompt, or a cache that keeps them
+        # function like `run_layer` of the backbone; None: this one
+        run: Callable[..., Tensor] | None = None,
     ) -> None:
         """Run the current layer; with `recompute`, the backward pass runs it again.
 
         Raises: UserError if the layer ignores keys and values that it got.
         """
         layer_kwargs = self.layer_kwargs(key_values.t if key_values else 0)
+        run = run or self.backbone.run_layer
         args = (self.layer, self.h, layer_kwargs, key_values)
         if self.recompute and torch.is_grad_enabled():
             self.h = checkpoint(run, *args, use_reentrant=False)

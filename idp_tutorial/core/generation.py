@@ -7,6 +7,7 @@ __all__ = ['LayerCache', 'DecodingState', 'build_decoder', 'generate_ids']
 
 # %% ../../nbs/engine/core/generation.ipynb #a05a4e11
 import torch
+import torch.nn.functional as F
 from collections.abc import Sequence
 from contextlib import nullcontext
 from copy import copy
@@ -17,25 +18,26 @@ from torch.nn.utils.rnn import pad_sequence
 from typing import Any
 
 # %% ../../nbs/engine/core/generation.ipynb #77953d34
-from ..utils.checks import Range, UserError
-from .loop import apply_step, begin_pass
+from ..utils.checks import UserError
+from .backbone import Layout
+from .loop import run_layers, walk_layers
 from .context import Context, to_float32
 from .steps import Add, Insert, KeyValue, Replace, Step
 from .prompt_key_values import PromptKeyValues
-from .prompted_model import PromptedModel
+from .planned_model import PlannedModel
 from .random_numbers import forked_random_numbers
 
 # %% ../../nbs/engine/core/generation.ipynb #8eacb647
-class LayerCache:
+class LayerCache(PromptKeyValues):
     """Cache with all keys and values that a layer has computed so far."""
 
     def __init__(
         self,
-        prompt_key_values: PromptKeyValues | None = None,  # of a 'kv' prompt
+        kv: PromptKeyValues | None = None,  # of a 'kv' prompt
     ) -> None:
-        # keys and values, both `[B,n_kv_heads,length,d_head]`
-        self.k = prompt_key_values.k if prompt_key_values else None
-        self.v = prompt_key_values.v if prompt_key_values else None
+        self.stored = kv
+        self.t = kv.t if kv else 0
+        self.was_used = False
 
     def update(
         self,
@@ -45,25 +47,19 @@ class LayerCache:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:
         """Append new keys and values and return all of them."""
-        if self.k is not None and self.v is not None:
-            k = torch.cat([self.k.to(k.dtype), k], 2)
-            v = torch.cat([self.v.to(v.dtype), v], 2)
-        self.k = k
-        self.v = v
+        self.was_used = True
+        if self.stored:
+            k, v = self.stored.update(k, v)
+        self.stored = PromptKeyValues(k, v)
         return k, v
-
-    def get_seq_length(self, *args: Any) -> int:
-        """Return 0, since position ids are given to the layers and not counted here."""
-        return 0
 
     def reorder(
         self,
         index: Tensor,  # example that takes the place of each one `[B]`
     ) -> None:
         """Put the keys and values of other examples in the place of each example."""
-        if self.k is not None and self.v is not None:
-            self.k = self.k[index]
-            self.v = self.v[index]
+        if self.stored:
+            self.stored = PromptKeyValues(self.stored.k[index], self.stored.v[index])
 
 # %% ../../nbs/engine/core/generation.ipynb #e635f84c
 def _with_cached_source(layer: int, step: Step, prompts: dict[int, Tensor]) -> Step:
@@ -83,12 +79,18 @@ def _append_at(x: Tensor, lengths: Tensor, values: Tensor) -> Tensor:  # `[B,T+1
     return torch.cat([x, torch.zeros_like(lengths)], 1).scatter(1, lengths, values)
 
 
+def _last_state(ctx: Context) -> Tensor:  # `[B,d]`
+    """Return the hidden state at the last token of each example."""
+    each_example = torch.arange(ctx.h.shape[0], device=ctx.h.device)
+    return ctx.h[each_example, ctx.attention_mask.sum(1) - 1]
+
+
 class DecodingState:
     """State of a generation: the prompts, the caches of all layers, and the next token's logits."""
 
     def __init__(
         self,
-        model: PromptedModel,
+        model: PlannedModel,
         # `input_ids`, `attention_mask`, `token_type_ids` `[B,T]` of the inputs, padded on the right
         batch: dict[str, Tensor],
     ) -> None:
@@ -109,46 +111,25 @@ class DecodingState:
         }
         self.batch = dict(batch, answer_start=batch["attention_mask"].sum(1))
         self.layer_caches: list[LayerCache] = []
-        # positions and mask of the keys `[B,length]`, for each set of layers with the same keys
-        self.positions_and_masks: list[tuple[Tensor, Tensor]] = []
-        self.layout_by_layer: list[int] = []  # index into `positions_and_masks` for each layer
-        self.layout_key: tuple[int, int] | None = None
-        ctx = begin_pass(self.bb, self.batch, self.plan)
-        for ctx.layer in range(self.bb.n_layers):
-            self._run_prompt_layer(ctx, apply_step(ctx, self.plan))
-        each_example = torch.arange(len(ctx.h), device=ctx.h.device)
-        last = ctx.attention_mask.sum(1) - 1
-        self.logits = self._next_token_logits(ctx.h[each_example, last])
+        self.key_masks: list[Tensor] = []  # 1 = real key `[B,length]`, for each layer
+        *_, ctx = walk_layers(self.bb, self.batch, self.plan, run=self._run_input_layer)
+        self.logits = self._next_token_logits(_last_state(ctx))
 
-    def _run_prompt_layer(self, ctx: Context, kv: PromptKeyValues | None) -> None:
+    def _run_input_layer(self, ctx: Context, kv: PromptKeyValues | None) -> None:
         """Run a layer on the input text and create its cache."""
-        prefix = kv.t if kv else 0
-        layout_key = (ctx.h.shape[1], prefix)
-        if layout_key != self.layout_key:
-            geometry = self.bb.positions_and_distances(ctx.attention_mask, prefix)
-            self.layer_kwargs_by_type = self._layer_kwargs_by_type(ctx.h, *geometry)
-            self.layout_key = layout_key
-            key_mask = geometry[2]
-            key_positions = torch.arange(key_mask.shape[1], device=key_mask.device)
-            self.positions_and_masks.append((key_positions.expand(key_mask.shape), key_mask))
         layer_cache = LayerCache(kv)
-        ctx.h = self.bb.run_layer(ctx.layer, ctx.h, self.layer_kwargs_by_type, layer_cache)
+        ctx.run_layer(layer_cache)
         self.layer_caches.append(layer_cache)
-        self.layout_by_layer.append(len(self.positions_and_masks) - 1)
-
-    def _layer_kwargs_by_type(
-        self, h: Tensor, positions: Tensor, distance: Tensor, key_mask: Tensor
-    ) -> dict[str, Any]:
-        return {
-            kind: self.bb.layer_kwargs(kind, h, positions, distance, key_mask)
-            for kind in set(self.bb.layer_types)
-        }
+        self.key_masks.append(F.pad(ctx.attention_mask, (layer_cache.t, 0), value=1))
 
     def _next_token_logits(self, h: Tensor) -> Tensor:  # `[B,d]` → `[B,V]`
         return self.bb.lm_logits(to_float32(self.bb.norm(h)))
 
-    def _embed_token(self, token: Tensor) -> Tensor:  # `[B]` → `[B,1,d]`
-        """Append a token to each example and return the first layer's input at the new token.
+    def step(
+        self,
+        token: Tensor,  # next token of each example `[B]`
+    ) -> Tensor:  # `[B,V]`
+        """Append one token to each example and return the logits of the token after it.
 
         All words are embedded again, since a prompt among the words moves their positions.
         """
@@ -161,31 +142,26 @@ class DecodingState:
             "attention_mask": _append_at(batch["attention_mask"], lengths, ones),
             "token_type_ids": _append_at(batch["token_type_ids"], lengths, 0 * ones),
         }
-        ctx = begin_pass(self.bb, self.batch, self.plan)
-        apply_step(ctx, self.plan)  # a step of layer 0 can change the embeddings, as P-tuning v2's
-        each_example = torch.arange(len(lengths), device=lengths.device)
-        return ctx.h[each_example, ctx.attention_mask.sum(1) - 1][:, None]
+        # the keys of a cache with as many are at the same positions
+        layer_kwargs_by_length: dict[int, tuple[Tensor, dict[str, Any]]] = {}
 
-    def step(
-        self,
-        token: Tensor,  # next token of each example `[B]`
-    ) -> Tensor:  # `[B,V]`
-        """Append one token to each example and return the logits of the token after it."""
-        h = self._embed_token(token)
-        layer_kwargs_by_layout = []
-        for i, (key_positions, key_mask) in enumerate(self.positions_and_masks):
-            position = key_mask.sum(1, keepdim=True)
-            key_positions = torch.cat([key_positions, position], 1)
-            key_mask = torch.cat([key_mask, torch.ones_like(position)], 1)
-            self.positions_and_masks[i] = (key_positions, key_mask)
-            distance = position[:, :, None] - key_positions[:, None]
-            layer_kwargs_by_layout.append(
-                self._layer_kwargs_by_type(h, position, distance, key_mask)
-            )
-        for layer, layer_cache in enumerate(self.layer_caches):
-            layer_kwargs = layer_kwargs_by_layout[self.layout_by_layer[layer]]
-            h = self.bb.run_layer(layer, h, layer_kwargs, layer_cache)
-        self.logits = self._next_token_logits(h[:, 0])
+        def run_layer(ctx: Context, kv: PromptKeyValues | None) -> None:
+            """Run a layer on the new token, with the cache of the positions before it."""
+            if ctx.layer == 0:
+                ctx.h = _last_state(ctx)[:, None]
+            length = self.key_masks[ctx.layer].shape[1]
+            if length not in layer_kwargs_by_length:
+                key_mask = F.pad(self.key_masks[ctx.layer], (0, 1), value=1)
+                layer_kwargs = self.bb.layer_kwargs_for(ctx.h, Layout.of_next_token(key_mask))
+                layer_kwargs_by_length[length] = key_mask, layer_kwargs
+            self.key_masks[ctx.layer], layer_kwargs = layer_kwargs_by_length[length]
+            layer_cache = self.layer_caches[ctx.layer]
+            ctx.h = self.bb.run_layer(ctx.layer, ctx.h, layer_kwargs, layer_cache)
+
+        # a step of layer 0 can change the embeddings, as P-tuning v2's does
+        plan = {layer: step for layer, step in self.plan.items() if layer <= 0}
+        *_, ctx = walk_layers(self.bb, self.batch, plan, run=run_layer)
+        self.logits = self._next_token_logits(ctx.h[:, 0])
         return self.logits
 
     def reorder_cache(
@@ -198,9 +174,7 @@ class DecodingState:
             self.prompts[layer] = prompt[index]
         for layer_cache in self.layer_caches:
             layer_cache.reorder(index)
-        self.positions_and_masks = [
-            (positions[index], mask[index]) for positions, mask in self.positions_and_masks
-        ]
+        self.key_masks = [mask[index] for mask in self.key_masks]
 
 # %% ../../nbs/engine/core/generation.ipynb #ba98fcf4
 def _pad_on_the_right(input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
@@ -216,7 +190,7 @@ def _pad_on_the_right(input_ids: Tensor, attention_mask: Tensor) -> dict[str, Te
 
 
 def _check_positions(
-    model: PromptedModel,
+    model: PlannedModel,
     n_tokens: int,  # tokens of the longest input
     max_length: int,  # tokens of input and continuation
 ) -> None:
@@ -241,7 +215,7 @@ def _check_positions(
             answer_start=ids.new_tensor([length]),
         )
         try:
-            apply_step(begin_pass(bb, batch, plan), plan)
+            run_layers(bb, batch, plan, stop=1, run=lambda *_: None)
         except UserError:
             if length != last_length:
                 raise
@@ -254,14 +228,14 @@ def _check_positions(
 
 @cache
 def _decoder_class() -> Any:
-    """Return a transformers model class around a `PromptedModel`; transformers is imported late."""
+    """Return a transformers model class around a `PlannedModel`; transformers is imported late."""
     from transformers import GenerationMixin, PreTrainedModel
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
     class PromptedDecoder(PreTrainedModel, GenerationMixin):
         """Prompted model with the interface that `generate` needs."""
 
-        def __init__(self, model: PromptedModel) -> None:
+        def __init__(self, model: PlannedModel) -> None:
             config = copy(model.backbone.config)
             config._attn_implementation = "eager"  # this wrapper has no attention of its own
             super().__init__(config)
@@ -303,7 +277,7 @@ def _decoder_class() -> Any:
 
 
 def build_decoder(
-    model: PromptedModel,  # prompted model of a decoder, in eval mode
+    model: PlannedModel,  # prompted model of a decoder, in eval mode
 ) -> Any:
     """Return a transformers model around a prompted decoder, for its `generate` method."""
     return _decoder_class()(model)
@@ -311,7 +285,7 @@ def build_decoder(
 
 @torch.no_grad()
 def generate_ids(
-    model: PromptedModel,  # prompted model of a decoder
+    model: PlannedModel,  # prompted model of a decoder
     texts: Sequence[Sequence[int]],  # token ids of each input text
     max_new_tokens: int = 32,  # upper limit of generated tokens for each text
     do_sample: bool = False,  # sample each token; False: take the most probable one
@@ -326,7 +300,6 @@ def generate_ids(
     The global random state and the model's mode are not changed. Raises: UserError if a text is
     empty or too long for the backbone's positions, or if it samples while another thread trains.
     """
-    Range(1).check(max_new_tokens, "max_new_tokens")
     if not texts or not min(map(len, texts)):
         raise UserError("generation needs at least one text, and at least one token in each text.")
     bb = model.backbone

@@ -154,22 +154,17 @@ class GenerationHead(nn.Module):
 
         Raises: UserError if an example has no target.
         """
-        answer_start = ctx.batch["answer_start"]
-        last_input = ctx.tracked_positions["last"]  # last input token, after inserted prompts
-        n_prompt = last_input + 1 - answer_start
-        n_targets = (ctx.attention_mask - ctx.word_mask).sum(1) - n_prompt
-        if bool((n_targets < 1).any()):
+        targets = ctx.batch.find_targets()
+        if targets is None:
             raise UserError(
                 "the loss needs a target text for each example: give each training example a "
                 "non-empty 'target'."
             )
-        j = torch.arange(int(n_targets.max()), device=n_targets.device)[None]
-        is_target = j < n_targets[:, None]
-        positions = (last_input[:, None] + j).clamp(max=ctx.h.shape[1] - 1)
-        target_index = (answer_start[:, None] + j).clamp(max=ctx.input_ids.shape[1] - 1)
-        each_example = torch.arange(ctx.h.shape[0], device=ctx.h.device)[:, None]
-        logits = self.lm_logits(to_float32(ctx.h[each_example, positions][is_target]))
-        return F.cross_entropy(logits, ctx.input_ids[each_example, target_index][is_target])
+        rows, columns = targets
+        # the position before the answer moves with inserted prompts
+        n_prompt = ctx.tracked_positions["last"] + 1 - ctx.batch["answer_start"]
+        logits = self.lm_logits(to_float32(ctx.h[rows, columns - 1 + n_prompt[rows]]))
+        return F.cross_entropy(logits, ctx.input_ids[rows, columns])
 
 # %% ../../nbs/engine/core/heads.ipynb #hd00000b
 @dataclass(frozen=True, kw_only=True)

@@ -1,39 +1,19 @@
-"""Checks of a batch: what would give a wrong result, or no result, is refused.
+"""Checks of a pass, which the context calls: what would give a wrong result, or no result.
 
-The context calls these functions. A compiled or exported graph cannot depend on the values of its
-input, so checks of values are left out there.
+What can be known of a batch before is checked by `utils.batch`.
 """
 
-import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.utils.batch import require
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
-    "check_right_padding",
     "check_insertion",
     "check_key_values_used",
     "check_position_name",
 ]
-
-
-def check_right_padding(
-    attention_mask: Tensor,  # 1 = real token, 0 = padding `[B,T]`
-) -> None:
-    """Check that each example begins with a token, and that its padding is on the right.
-
-    Raises: UserError for padding on the left or between tokens.
-    """
-    if torch.compiler.is_compiling():
-        return
-    is_first_real = attention_mask[:, 0].bool().all()
-    if not bool(is_first_real & (attention_mask[:, 1:] <= attention_mask[:, :-1]).all()):
-        raise UserError(
-            "an example begins with padding, or has padding between its tokens. The layer loop "
-            "needs padding on the right (padding_side='right' of a tokenizer) and at least one "
-            "token in each example; `collate` does both."
-        )
 
 
 def check_insertion(
@@ -41,15 +21,14 @@ def check_insertion(
     attention_mask: Tensor,  # 1 = word or prompt, 0 = padding `[B,T']`
 ) -> None:
     """Raise `UserError` for a position outside an example or inside its padding."""
-    if torch.compiler.is_compiling():
-        return
     lengths = attention_mask.sum(1)
-    if bool(((first < 0) | (first > lengths)).any()):
-        raise UserError(
-            f"a prompt cannot be inserted at positions {first.tolist()}, because the examples of "
-            f"this batch have {lengths.tolist()} tokens. Use positions from 0 to the length of "
-            "each example, not inside the padding."
-        )
+    require(
+        (first >= 0) & (first <= lengths),
+        "a prompt cannot be inserted at positions {}, because the examples of this batch have {} "
+        "tokens. Use positions from 0 to the length of each example, not inside the padding.",
+        first,
+        lengths,
+    )
 
 
 def check_key_values_used(

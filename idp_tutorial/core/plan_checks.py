@@ -20,8 +20,7 @@ def check_plan(
         if layer not in range(INPUT, backbone.n_layers):
             raise UserError(
                 f"a plan's layer must be INPUT or between 0 and {backbone.n_layers - 1} for "
-                f"backbone {backbone.name!r}, got {layer!r}. It is the number of layers already "
-                "applied: 0 is the embedding output."
+                f"backbone {backbone.name!r}, got {layer!r}: 0 is the embedding output."
             )
     has_prompt = False
     for layer in sorted(plan):
@@ -29,36 +28,36 @@ def check_plan(
         where = "INPUT" if layer == INPUT else f"layer {layer}"
         if not isinstance(step, Step):
             raise UserError(
-                f"the plan has a {type(step).__name__} at {where} instead of a step. Write for "
-                "example {0: Insert(source)}."
+                f"the plan has a {type(step).__name__} at {where} instead of a step, such as "
+                "Insert(source)."
             )
-        if isinstance(step.update, nn.Module):
-            raise UserError(
-                f"the update of {step.name!r} at {where} is a module, which would be neither "
-                "trained nor saved: make it a method of the source."
-            )
-        if layer < start:
-            raise UserError(
-                f"the plan has a prompt at {where}, but the batch has hidden states that have "
-                f"passed {start} layers, so the prompt would be left out. "
-                "Give states of a lower layer, computed without a prompt, or none."
-            )
-        if isinstance(step, PromptChange) and not has_prompt:
-            raise UserError(
-                f"{step.name!r} at {where} changes a prompt, but no prompt is inserted before it. "
-                "Begin the plan with an `Insert`."
-            )
-        if isinstance(step, KeyValue) and not backbone.supports_kv_prompt:
-            raise UserError(
-                f"{step.name!r} at {where}: the attention of a {backbone.family} backbone takes no "
-                "prompt keys and values. Use `Insert` and `Replace`."
-            )
-        if isinstance(step, KeyValue) and layer == INPUT:
-            raise UserError(
-                f"{step.name!r} at {where}: keys and values enter at a layer. Give a layer, or use "
-                "`Insert`."
-            )
+        problem = _find_problem(step, layer, backbone, start, has_prompt)
+        if problem:
+            raise UserError(f"{step.name!r} at {where}: {problem}")
         has_prompt = has_prompt or isinstance(step, Insert)
+
+
+def _find_problem(
+    step: Step, layer: int, backbone: Backbone, start: int, has_prompt: bool
+) -> str | None:
+    """Return why a step is impossible at a layer, or None."""
+    if isinstance(step.update, nn.Module):
+        return "its update is a module, which is not trained: make it a method of the source."
+    if layer < start:
+        return (
+            f"the batch has hidden states that have passed {start} layers, so the prompt would be "
+            "left out: give states of a lower layer, or none."
+        )
+    if isinstance(step, PromptChange) and not has_prompt:
+        return "no prompt is inserted before it. Begin the plan with an `Insert`."
+    if isinstance(step, KeyValue) and not backbone.supports_kv_prompt:
+        return (
+            f"the attention of a {backbone.family} backbone takes no prompt keys and values. Use "
+            "`Insert` and `Replace`."
+        )
+    if isinstance(step, KeyValue) and layer == INPUT:
+        return "keys and values enter at a layer. Give a layer, or use `Insert`."
+    return None
 
 
 def check_stop(

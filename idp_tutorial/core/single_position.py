@@ -14,7 +14,7 @@ from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.loop import apply_step, run_layers, walk_layers
+from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.core.steps import Plan
 
@@ -34,14 +34,8 @@ def run_for_position(
     """
     if position is None or not bb.supports_single_position:
         return run_layers(bb, batch, plan, recompute=recompute)
-    last_layer = bb.n_layers - 1
-    for ctx in walk_layers(bb, batch, plan, recompute=recompute):
-        if ctx.layer == last_layer:
-            _run_layer_at_position(ctx, apply_step(ctx, plan or {}), position)
-            break
-    ctx.layer = bb.n_layers
-    ctx.h = bb.norm(ctx.h)
-    return ctx
+    run = partial(_run_layer, name=position)
+    return run_layers(bb, batch, plan, recompute=recompute, run=run)
 
 
 def compute_sentence_vector(
@@ -57,11 +51,15 @@ def compute_sentence_vector(
     return ctx.state_at(position) if position else ctx.mean_state()
 
 
-def _run_layer_at_position(ctx: Context, kv: PromptKeyValues | None, name: str) -> None:
-    """Run the current layer at a tracked position, and reduce the context to this position."""
+def _run_layer(ctx: Context, kv: PromptKeyValues | None, name: str) -> None:
+    """Run the current layer; the last one at a position, to which it reduces the context."""
+    bb = ctx.backbone
+    if ctx.layer < bb.n_layers - 1:
+        ctx.run_layer(kv)
+        return
     ctx.state_at(name)  # raises if the batch has no such position
     position = ctx.tracked_positions[name]
-    ctx.run_layer(partial(ctx.backbone.run_layer_at_position, position), kv)
+    ctx.run_layer(kv, partial(bb.run_layer_at_position, position))
     index = position[:, None]
     ctx.attention_mask = ctx.attention_mask.gather(1, index)
     ctx.token_type_ids = ctx.token_type_ids.gather(1, index)

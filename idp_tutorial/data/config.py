@@ -18,10 +18,10 @@ class TextConfig:
 
     option_group: ClassVar[str] = "your own texts"
 
-    # column of the texts (default: text, sentence1 or sentence; to predict, sentence1, that of
-    # training, or text)
+    # column of the texts (default: to predict, that of training; else text, sentence1 or sentence)
     text: str | None = None
-    text2: str | None = None  # column of the second texts, for pairs
+    # column of the second texts, for pairs (default: text2 beside text, sentence2 beside sentence1)
+    text2: str | None = None
     label: str | None = None  # column of the labels (default: label)
     # csv, tsv, jsonl, parquet, xlsx, lines or auto (default: by the extension of the file)
     format: str | None = None

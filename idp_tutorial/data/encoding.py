@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler
 from typing import TYPE_CHECKING, Any, cast
 
 # %% ../../nbs/engine/data/encoding.ipynb #fa4998f6
+from ..utils.batch import Batch
 from ..utils.checks import UserError, explain_panics
 from .long_texts import cut_rows, cut_text
 from .templates import check_max_len, encode_template, get_eos_ids, split_template
@@ -113,7 +114,7 @@ def collate(
     pad_token_id: int | None,
     # `input_ids`, `attention_mask`, `token_type_ids` `[B,T]`; where the examples have them, `label`
     # and positions `[B]` and arrays
-) -> dict[str, torch.Tensor]:
+) -> Batch:
     """Pad a batch of examples to its longest example and convert it to tensors.
 
     Integer labels become int64, floats float32, indicators of several labels float32 `[B,C]`.
@@ -144,7 +145,10 @@ def collate(
                 batch[name] = batch[name].float()
         elif isinstance(value, np.ndarray):
             batch[name] = _stack_arrays([e[name] for e in examples], max_length)
-    return batch
+    answer_starts = [e["answer_start"] for e in examples] if "answer_start" in batch else None
+    known = Batch(batch, lengths, answer_starts, examples[0].get("start_layer"))
+    known.find_targets()
+    return known
 
 # %% ../../nbs/engine/data/encoding.ipynb #2f828851
 def check_batching(

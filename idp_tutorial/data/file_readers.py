@@ -14,22 +14,23 @@ header has none, and another usual separator instead, that one is used, and a lo
 
 import csv
 import gzip
-import importlib.util
 import json
 import logging
 import lzma
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from io import TextIOWrapper
-from itertools import chain
+from itertools import chain, dropwhile
 from pathlib import Path
 from typing import IO, Any
 
-from idp_tutorial.data.rows import require_utf8
+from idp_tutorial.data.rows import is_utf8, require_utf8
+from idp_tutorial.data.task import TEXT_COLUMNS
 from idp_tutorial.utils.checks import UserError, check_choice
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "iterate_lines",
     "parse_json_object",
     "detect_format",
+    "warn_about_unused",
     "iterate_rows",
 ]
 
@@ -86,25 +88,13 @@ def _open_text(path: str | Path, encoding: str) -> Iterator[IO[str]]:
             yield file
 
 
-def _require_text_line(text: str, where: str, encoding: str) -> None:
-    """Raise `UserError` for a line with bytes that were not decoded, or with NUL characters."""
-    try:
-        require_utf8(text, where)
-    except UserError:
-        raise UserError(
-            f"{where} is not a text in {encoding}: pass the encoding of the file, such as "
-            "encoding='utf-16', 'cp1250' or 'cp1252', or save it as UTF-8. If the file is "
-            "compressed or a table of another format, give it the extension of its format."
-        ) from None
-
-
 def iterate_lines(
     path: str | Path,  # a file, perhaps compressed (`.xz`, `.gz`); '-': standard input
     encoding: str | None = None,  # name of its encoding, such as 'cp1252'; None: UTF-8
     dialect: TableDialect | None = None,  # is told of a byte order mark
 ) -> Iterator[tuple[int, str]]:  # line number from 1, and the line
     """Yield the lines of a file; raise `UserError` if it cannot be decoded."""
-    where = "standard input" if path == "-" else path
+    where = _name_file(path)
     encoding = encoding or "utf-8"
     line_number = 0
     try:
@@ -116,7 +106,13 @@ def iterate_lines(
                         f"{where}, line {line_number} is longer than {_MAX_LINE_LENGTH:,} "
                         "characters: pass a text file with one example a line."
                     )
-                _require_text_line(text, f"{where}, line {line_number}", encoding)
+                if not is_utf8(text):
+                    raise UserError(
+                        f"{where}, line {line_number} is not a text in {encoding}: pass the "
+                        "encoding of the file, such as encoding='utf-16', 'cp1250' or 'cp1252', or "
+                        "save it as UTF-8. If the file is compressed or a table of another format, "
+                        "give it the extension of its format."
+                    )
                 if dialect and line_number == 1:
                     dialect.has_byte_order_mark = text.startswith("\ufeff")
                 # concatenated files have byte order marks in the middle
@@ -130,6 +126,51 @@ def iterate_lines(
         raise UserError(
             f"{where} cannot be decompressed ({e}): it is damaged; create or download it again."
         ) from None
+
+
+def _name_file(path: str | Path) -> str:
+    """Return the name of a file for messages."""
+    return "standard input" if path == "-" else str(path)
+
+
+# is called with the error of a row that cannot be read, and raises it or returns
+_OnFault = Callable[[UserError], None]
+
+
+def _raise(error: UserError) -> None:
+    raise error
+
+
+def _read_lines(
+    lines: Iterable[tuple[int, str]],
+    where: str,
+    parse: Callable[[str, str], dict],  # of a line and its location
+    on_fault: _OnFault,
+) -> Iterator[tuple[str, dict]]:
+    """Yield a row for each line that is not empty."""
+    for line_number, text in lines:
+        if text.strip():
+            place = f"{where}, line {line_number}"
+            try:
+                row = parse(text, place)
+            except UserError as e:
+                on_fault(e)
+            else:
+                yield place, row
+
+
+def _parse_line(text: str, where: str, format: str, pair: bool) -> dict:
+    """Parse a line of the formats `lines` and `auto`."""
+    if format == "auto" and text.lstrip().startswith("{"):
+        hint = f"{ROW_HINT}; for texts that begin with {{ use format='lines'"
+        return parse_json_object(text, where, hint)
+    texts = text.strip("\r\n").split("\t") if pair else [text.strip()]
+    if len(texts) != 1 + pair:
+        raise UserError(
+            f"{where}: {len(texts)} columns, but a pair has two: give two texts separated by a "
+            "tab, or use JSON."
+        )
+    return dict(zip(TEXT_COLUMNS, texts))
 
 
 # ---- JSON
@@ -171,34 +212,19 @@ def parse_json_object(
     return _require_object(_parse_json(text, where, hint), where, hint)
 
 
-# is called with the error of a row that cannot be read, and raises it or returns
-_OnFault = Callable[[UserError], None]
-
-
-def _raise(error: UserError) -> None:
-    raise error
-
-
 def _read_json_rows(
-    lines: Iterator[tuple[int, str]], path: str, on_fault: _OnFault
+    lines: Iterator[tuple[int, str]], where: str, on_fault: _OnFault
 ) -> Iterator[tuple[str, dict]]:
     """Yield the rows of a file of JSON lines, or of a file that is one JSON array."""
-    is_first = True
-    for line_number, text in lines:
-        if is_first and text.lstrip().startswith("["):
-            hint = 'the file must be an array of objects such as [{"sentence1": "…", "label": 0}]'
-            array = _parse_json("".join([text, *(text for _, text in lines)]), path, hint)
-            for n, row in enumerate(array, 1):
-                yield f"{path}, row {n}", _require_object(row, f"{path}, row {n}", hint)
-        elif text.strip():
-            is_first = False
-            where = f"{path}, line {line_number}"
-            try:
-                row = parse_json_object(text, where)
-            except UserError as e:
-                on_fault(e)
-                continue
-            yield where, row
+    lines = dropwhile(lambda line: not line[1].strip(), lines)
+    first = next(lines, (1, ""))
+    if not first[1].lstrip().startswith("["):
+        yield from _read_lines(chain([first], lines), where, parse_json_object, on_fault)
+        return
+    hint = 'the file must be an array of objects such as [{"sentence1": "…", "label": 0}]'
+    array = _parse_json("".join([first[1], *(text for _, text in lines)]), where, hint)
+    for n, row in enumerate(array, 1):
+        yield f"{where}, row {n}", _require_object(row, f"{where}, row {n}", hint)
 
 
 # ---- CSV and TSV
@@ -218,30 +244,18 @@ def _detect_delimiter(first_line: str, default: str, where: str) -> str:
     return delimiter
 
 
-def _is_header(names: list[str]) -> bool:
-    """Return whether the columns have names that differ."""
-    return any(names) and len(set(names)) == len(names)
+def _parse_header(cells: list[str], where: str) -> list[str]:
+    """Return the names of the columns; raise `UserError` unless they differ."""
+    names = [name.strip() for name in cells]
+    if not any(names) or len({*names}) < len(names):
+        raise UserError(
+            f"{where}: the header must name each column once, got {names!s:.200}: rename the "
+            "columns, or pass another separator as sep=."
+        )
+    return names
 
 
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)  # as Excel writes and reads it
-
-
-def _read_dialect(
-    lines: Iterator[tuple[int, str]],
-    where: str,
-    default_delimiter: str,
-    sep: str | None,
-    dialect: TableDialect,
-) -> str:
-    """Return the line of the header, and write into `dialect` how the table is separated."""
-    first_line = next(lines, (1, ""))[1]
-    dialect.line_end = "\r\n" if first_line.endswith("\r\n") else "\n"
-    if named := _SEPARATOR_LINE.fullmatch(first_line):
-        dialect.has_separator_line = True
-        first_line = next(lines, (2, ""))[1]
-        sep = sep or named[1]
-    dialect.delimiter = sep or _detect_delimiter(first_line, default_delimiter, where)
-    return first_line
 
 
 def _read_csv(
@@ -249,45 +263,44 @@ def _read_csv(
     where: str,
     default_delimiter: str,
     sep: str | None,
-    dialect: TableDialect,
+    dialect: TableDialect,  # is told how the table is written
     on_fault: _OnFault,
 ) -> Iterator[tuple[str, dict]]:
     """Yield (file and line, row) of a CSV or TSV table with a header; cells stay strings."""
     csv.field_size_limit(2**31 - 1)  # a cell may be as long as a book
-    first_line = _read_dialect(lines, where, default_delimiter, sep, dialect)
-    reader = csv.reader(
-        chain([first_line] if first_line else [], (text for _, text in lines)),
-        delimiter=dialect.delimiter,
-        strict=True,
-    )
-
-    def explain(reason: str) -> UserError:
-        """Return the error of the line that was read last."""
-        return UserError(
-            f"{place()}: {reason}: put a text that contains the separator "
-            f"{dialect.delimiter!r} or a line break in double quotes, and double the quotation "
-            "marks inside it, or pass another separator as sep=."
-        )
+    first_line = next(lines, (1, ""))[1]
+    dialect.line_end = "\r\n" if first_line.endswith("\r\n") else "\n"
+    if named := _SEPARATOR_LINE.fullmatch(first_line):
+        dialect.has_separator_line = True
+        first_line = next(lines, (2, ""))[1]
+        sep = sep or named[1]
+    dialect.delimiter = sep or _detect_delimiter(first_line, default_delimiter, where)
+    texts = chain([first_line] if first_line else [], (text for _, text in lines))
+    reader = csv.reader(texts, delimiter=dialect.delimiter, strict=True)
 
     def place() -> str:
         """Return the file and the number of the line that was read last."""
         return f"{where}, line {max(1, reader.line_num) + dialect.has_separator_line}"
 
+    def report(reason: str) -> None:
+        """Report the line that was read last."""
+        error = UserError(
+            f"{place()}: {reason}: put a text that contains the separator "
+            f"{dialect.delimiter!r} or a line break in double quotes, and double the quotation "
+            "marks inside it, or pass another separator as sep=."
+        )
+        on_fault(error)
+
     try:
-        header = dialect.header = [name.strip() for name in next(reader, [])]
-        if not _is_header(header):
-            raise UserError(
-                f"{place()}: the header must name each column once, got {header!s:.200}: "
-                "rename the columns, or pass another separator as sep=."
-            )
+        header = dialect.header = _parse_header(next(reader, []), place())
         for cells in reader:
             if cells and len(cells) != len(header):
                 columns = f"{len(header)} columns ({', '.join(header)[:80]})"
-                on_fault(explain(f"{len(cells)} cells, but the header has {columns}"))
+                report(f"{len(cells)} cells, but the header has {columns}")
             elif cells:
                 yield place(), dict(zip(header, cells))
     except csv.Error as e:  # where the next row begins is not known
-        on_fault(explain(str(e)))
+        report(str(e))
 
 
 # ---- Excel and Parquet
@@ -295,20 +308,13 @@ def _read_csv(
 
 def _read_excel(path: str | Path) -> Iterator[tuple[str, dict]]:
     """Yield (file and row, row) of the first sheet of an Excel file; cells are strings."""
-    if importlib.util.find_spec("openpyxl") is None:
-        raise UserError(
-            f"{path}: reading an Excel file needs openpyxl: pip install openpyxl, or save the "
-            "sheet as CSV UTF-8."
-        )
     import pandas
 
     table = pandas.read_excel(path, engine="openpyxl", dtype=str, na_filter=False, header=None)
     table = table.astype(str)
     is_used = [bool(table[column].str.strip().any()) for column in table]
     rows = table.loc[:, is_used].to_numpy().tolist()
-    header = [name.strip() for name in rows[0]] if rows else []
-    if not _is_header(header):
-        raise UserError(f"{path}, row 1 must name each column once, got {header!s:.200}.")
+    header = _parse_header(rows[0] if rows else [], f"{path}, row 1")
     for n, cells in enumerate(rows[1:], 2):
         if any(cell.strip() for cell in cells):
             yield f"{path}, row {n}", dict(zip(header, cells))
@@ -334,6 +340,8 @@ def _read_binary_file(path: str | Path, format: str) -> Iterator[tuple[str, dict
         yield from _BINARY_READERS[format](path)
     except UserError:
         raise
+    except ImportError as e:  # pandas names the package that is missing
+        raise UserError(f"{path}: {e}") from None
     except Exception as e:
         raise UserError(
             f"{path} cannot be read as {format} ({type(e).__name__}): it is damaged, has a "
@@ -374,18 +382,14 @@ def has_header(
     return detect_format(path, format) in ("csv", "tsv", "parquet", "xlsx")
 
 
-def _parse_line(text: str, where: str, format: str, pair: bool) -> dict:
-    """Parse a line of the formats `lines` and `auto`."""
-    if format == "auto" and text.lstrip().startswith("{"):
-        hint = f"{ROW_HINT}; for texts that begin with {{ use format='lines'"
-        return parse_json_object(text, where, hint)
-    texts = text.strip("\r\n").split("\t") if pair else [text.strip()]
-    if len(texts) > 2:
-        raise UserError(
-            f"{where}: {len(texts)} columns, but a pair has two: "
-            "separate the two texts by one tab, or use JSON."
-        )
-    return dict(zip(("sentence1", "sentence2"), texts))
+def warn_about_unused(
+    options: Mapping[str, Any],  # options of a file; those that are None were not given
+    used: Collection[str],  # names of the options that have an effect
+    source: str,  # what is read
+) -> None:
+    """Log the options that were given and have no effect."""
+    if names := [name for name, value in options.items() if value is not None and name not in used]:
+        logger.warning("%s: no effect for %s", ", ".join(names), source)
 
 
 def iterate_rows(
@@ -395,51 +399,30 @@ def iterate_rows(
     encoding: str | None = None,  # name of the encoding of a text file; None: UTF-8
     sep: str | None = None,  # separator of the cells of CSV and TSV; None: that of the header
     dialect: TableDialect | None = None,  # is told how a CSV or TSV table is written
-    # is called with the error of each row that cannot be read, which is then left out; None: the
-    # first error is raised
-    on_fault: Callable[[UserError], None] | None = None,
+    # is called with the error of each row that cannot be read, which is then left out; by default
+    # the first error is raised
+    on_fault: Callable[[UserError], None] = _raise,
 ) -> Iterator[tuple[str, dict]]:  # file and line, and the row
     """Yield the rows of a file one at a time, with their location; empty lines are skipped."""
     format = detect_format(path, format)
-    where = "standard input" if path == "-" else str(path)
-    is_unused = {
-        "encoding": encoding is not None and format in _BINARY_READERS,
-        "sep": sep is not None and format not in ("csv", "tsv"),
-    }
-    for name, unused in is_unused.items():
-        if unused:
-            raise UserError(f"{name} is not used for a file of format {format}: leave it out.")
+    where = _name_file(path)
+    used = {"encoding"} if format not in _BINARY_READERS else set()
+    used |= {"sep"} if format in ("csv", "tsv") else set()
+    warn_about_unused(dict(encoding=encoding, sep=sep), used, f"a file of format {format}")
     if format in _BINARY_READERS:
         yield from _read_binary_file(path, format)
         return
     dialect = dialect or TableDialect()
-    on_fault = on_fault or _raise
     lines = iterate_lines(path, encoding, dialect)
     if format in ("csv", "tsv"):
-        if sep is not None:
-            sep = "\t" if sep in ("tab", r"\t") else sep  # a tab is hard to type in a shell
-            if len(sep) != 1 or sep in '"\r\n\0\ufeff' or sep.isalnum():
-                raise UserError(
-                    f"sep must be one character, such as ';' or 'tab', got {sep!r:.40}."
-                )
+        sep = "\t" if sep in ("tab", r"\t") else sep  # a tab is hard to type in a shell
+        if sep is not None and (len(sep) != 1 or sep in '"\r\n\0\ufeff' or sep.isalnum()):
+            raise UserError(f"sep must be one character, such as ';' or 'tab', got {sep!r:.40}.")
         default = "," if format == "csv" else "\t"
         yield from _read_csv(lines, where, default, sep, dialect, on_fault)
     elif format == "jsonl":
         yield from _read_json_rows(lines, where, on_fault)
     else:
-        yield from _read_lines(lines, where, format, pair, on_fault)
-
-
-def _read_lines(
-    lines: Iterator[tuple[int, str]], where: str, format: str, pair: bool, on_fault: _OnFault
-) -> Iterator[tuple[str, dict]]:
-    """Yield the rows of the formats `lines` and `auto`."""
-    for line_number, text in lines:
-        if text.strip():
-            line_location = f"{where}, line {line_number}"
-            try:
-                row = _parse_line(text, line_location, format, pair)
-            except UserError as e:
-                on_fault(e)
-                continue
-            yield line_location, row
+        yield from _read_lines(
+            lines, where, partial(_parse_line, format=format, pair=pair), on_fault
+        )

@@ -11,7 +11,6 @@ third, MultiRC asks several questions about a paragraph with several answers eac
 word inside its sentences. Rows of one question have the same `group`.
 """
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from numbers import Real
@@ -22,12 +21,9 @@ from idp_tutorial.utils.checks import UserError, is_number
 
 __all__ = [
     "convert_label",
+    "is_utf8",
     "require_utf8",
     "is_empty_text",
-    "describe_missing",
-    "refuse_missing",
-    "log_skipped",
-    "skip_empty_texts",
     "require_text",
     "check_row",
     "convert_copa_row",
@@ -38,8 +34,6 @@ __all__ = [
     "check_one_correct_candidate",
     "convert_and_check_rows",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 def _to_indicators(task: Task, label: Any) -> list[int] | None:
@@ -88,24 +82,25 @@ def convert_label(
     return number
 
 
-def require_utf8(
-    text: str,  # the text to check
-    source: str,  # its location, for the error message
-) -> str:  # `text`
-    """Return a text that can be encoded as UTF-8; raise `UserError` for a lone surrogate or NUL.
+def is_utf8(
+    text: str,
+) -> bool:
+    """Return whether UTF-8 can encode a text, and whether it has no NUL character.
 
     JSON and Python strings may contain lone surrogates, which are halves of characters. A NUL
     character is a sign of UTF-16 that was read as another encoding.
     """
-    if "\0" in text:
-        raise UserError(f"{source} contains a NUL character: remove it, or decode the text again.")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"{source} contains a lone surrogate (\\ud800 to \\udfff), which is half a character: "
-            "write the text again as UTF-8."
-        ) from None
+    return "\0" not in text and not re.search("[\ud800-\udfff]", text)
+
+
+def require_utf8(
+    text: str,  # the text to check
+    source: str,  # its location, for the error message
+) -> str:  # `text`
+    """Return a text that `is_utf8`; raise `UserError` for others."""
+    if not is_utf8(text):
+        problem = "NUL character" if "\0" in text else "lone surrogate, half of a character"
+        raise UserError(f"{source} contains a {problem}: write the text again as UTF-8.")
     return text
 
 
@@ -119,59 +114,6 @@ def is_empty_text(
     return text is None or is_nan or type(text).__name__ == "NAType"  # of pandas
 
 
-def describe_missing(
-    places: Sequence[str],  # file and line of the rows without a value
-    n_rows: int,  # number of all rows
-    value: str,  # what they lack, such as 'label' or "text in column 'message'"
-    advice: str,  # ends the message
-) -> str:  # '' if every row has a value
-    """Return a message that counts the rows without a value, and names the first ones."""
-    if not places:
-        return ""
-    verb = "has" if len(places) == 1 else "have"
-    return f"{len(places)} of {n_rows} rows {verb} no {value} ({_name_first(places)}): {advice}."
-
-
-def refuse_missing(
-    places: Sequence[str],  # as for `describe_missing`
-    n_rows: int,
-    value: str,
-    advice: str,
-) -> None:
-    """Raise `UserError` that counts the rows without a value, if there are any."""
-    if message := describe_missing(places, n_rows, value, advice):
-        raise UserError(message)
-
-
-def _name_first(places: Sequence[str]) -> str:
-    """Return the first places, such as 'tickets.csv, line 5, line 17, line 300 …'."""
-    first, *others = places[:5]
-    parts = [first, *(place.rpartition(", ")[2] for place in others)]
-    return ", ".join(parts) + (" …" if len(places) > 5 else "")
-
-
-def skip_empty_texts(
-    places: Sequence[str],  # file and line of the rows with an empty text
-    n_rows: int,  # number of all rows
-    column: str,  # name of the column, or of the argument
-    skip_empty: bool,  # were these rows left out on purpose?
-) -> None:
-    """Log how many rows with an empty text are left out; raise `UserError` without `skip_empty`."""
-    if not skip_empty:
-        advice = "write the texts, or leave these rows out with skip_empty"
-        refuse_missing(places, n_rows, f"text in {column}", advice)
-    else:
-        log_skipped("skip_empty", places, n_rows)
-
-
-def log_skipped(option: str, places: Sequence[str], n_rows: int) -> None:
-    """Log how many rows an option left out, and where the first ones are."""
-    if places:
-        logger.warning(
-            "%s left out %d of %d rows (%s)", option, len(places), n_rows, _name_first(places)
-        )
-
-
 def require_text(
     value: Any,  # a value of a row or of a record
     name: str,  # its column, perhaps after its file and line, for the error message
@@ -180,9 +122,7 @@ def require_text(
     """Return a text; raise `UserError` if it is missing, empty or not a string."""
     if not isinstance(value, str) or not (value.strip() or allow_empty):
         needed = "a text" if allow_empty else "a text that is not empty"
-        raise UserError(
-            f"{name} must be {needed}, got {value!r:.60}: correct the row or remove it."
-        )
+        raise UserError(f"{name} must be {needed}, got {value!r:.60}: correct or remove the row.")
     return require_utf8(value, name)
 
 
@@ -206,8 +146,7 @@ def check_row(
         raise UserError(f"{where}: group must be a number or a text, got {row['group']!r:.60}.")
     if row.get("sentence2") and not task.pair:
         raise UserError(
-            f"{where}: the row has a sentence2, but task {task.name!r} has one sentence: "
-            "define the task with pair=True."
+            f"{where}: there is a sentence2, but task {task.name!r} is defined without pair=True."
         )
     if task.is_generation:
         texts.append("target")
@@ -233,8 +172,8 @@ def convert_copa_row(
     premise, *choices = _read_texts(record, "premise", "choice1", "choice2")
     if record["question"] not in ("cause", "effect") or record["label"] not in (0, 1):
         raise UserError(
-            "in COPA, question must be 'cause' or 'effect', and label 0 (choice1 is correct) or 1, "
-            f"got {record['question']!r:.40} and {record['label']!r:.40}."
+            "in COPA, question must be 'cause' or 'effect', and label 0 or 1, got "
+            f"{record['question']!r:.40} and {record['label']!r:.40}."
         )
     question = f"{premise} What was the {record['question']}?"
     correct = record["label"]
@@ -334,8 +273,7 @@ def convert_and_check_row(
             hint = f", or the columns of the benchmark, of which {e} is missing"
         except (AttributeError, TypeError, ValueError) as e:
             raise UserError(
-                f"{where}: {str(e).rstrip('.')}: use the file of {task.name!r} as the benchmark "
-                "distributes it."
+                f"{where}: {str(e).rstrip('.')}: use the file of {task.name!r} as distributed."
             ) from e
     return [check_row(task, row, where, hint) for row in rows]
 
@@ -361,8 +299,7 @@ def check_one_correct_candidate(
         if len(question) < 2 or n_correct != 1:
             raise UserError(
                 f"{where}: {n_correct} of the {len(question)} candidates of question "
-                f"{question[0]['group']!r} are labelled correct: give at least two rows with the "
-                "same group, and label one of them correct."
+                f"{question[0]['group']!r} are labelled correct: label one of at least two."
             )
 
 

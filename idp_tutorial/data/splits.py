@@ -51,8 +51,8 @@ def match_splits(
         matches = [name for name in items if str(name).split(".")[0] in names]
         if len(matches) > 1:
             raise UserError(
-                f"{source} has several tables for the split {split!r} "
-                f"({', '.join(matches)}): keep one of them."
+                f"{source} has several tables for the split {split!r} ({', '.join(matches)}): keep "
+                "one."
             )
         if matches:
             splits[split] = items[matches[0]]

@@ -28,6 +28,7 @@ from idp_tutorial.data.metrics import (
     exact_match,
 )
 from idp_tutorial.data.templates import check_max_len
+from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import Range, UserError
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.schemas import Count, Finite, Rule
@@ -103,33 +104,28 @@ def _check_metric(task: "Task") -> None:
 
 def _check_task(task: "Task") -> None:
     """Raise `UserError` unless the labels, label words, metric and grouping fit together."""
-    labels = task.labels
-    for names in (labels, task.label_words):
-        is_tuple = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-        if not is_tuple or len({*labels}) < len(labels) or len(labels) == 1:
-            raise UserError(
-                f"task {task.name!r}: labels and label_words must be tuples of strings, and "
-                "labels needs at least two different names, such as ('billing', 'delivery'), "
-                f"got {names!r}."
-            )
-    if len(task.label_words) not in (0, len(labels)):
-        raise UserError(
-            f"task {task.name!r}: give one label word for each label or none, got labels {labels} "
-            f"and label_words {task.label_words}."
-        )
-    can_be_grouped = len(labels) == 2 and not task.multi_label
-    if task.grouping not in (("", "choose", "each") if can_be_grouped else ("",)):
-        raise UserError(
-            f"task {task.name!r}: grouping must be 'choose' or 'each' with two labels, false and "
-            "true in this order, or '' if every row is a question by itself, got "
-            f"{task.grouping!r} with labels {labels}."
-        )
-    if (task.is_generation and labels) or (task.multi_label and not labels):
-        raise UserError(
-            f"task {task.name!r}: a task has no labels with is_generation=True, and needs labels "
-            f"with multi_label=True, got labels {labels}."
-        )
-    _check_metric(task)
+    labels, words = task.labels, task.label_words
+    are_tuples = isinstance(labels, tuple) and isinstance(words, tuple)
+    groupings = ["", "choose", "each"] if len(labels) == 2 and not task.multi_label else [""]
+    if not are_tuples or not all(isinstance(name, str) for name in labels + words):
+        problem = "labels and label_words must be tuples of strings"
+    elif len({*labels}) < len(labels):
+        problem = "labels must be different names"
+    elif len(labels) == 1:
+        problem = f"there is only the class {labels[0]!r}, and at least two are needed"
+    elif len(words) not in (0, len(labels)):
+        problem = "give one label word for each label or none"
+    elif task.grouping not in groupings:
+        problem = "grouping must be 'choose' or 'each' with two labels, false and true, or ''"
+    elif (task.is_generation and labels) or (task.multi_label and not labels):
+        problem = "is_generation=True takes no labels, and multi_label=True needs labels"
+    else:
+        _check_metric(task)
+        return
+    raise UserError(
+        f"task {task.name!r}: {problem}, got labels={labels!r:.200}, label_words={words!r:.200} "
+        f"and grouping={task.grouping!r}."
+    )
 
 
 def _describe_labels(task: "Task") -> str:
@@ -332,8 +328,7 @@ class Task:
             return tokenize_rows(rows, tokenizer, max_len, self.template(template, causal), causal)
         if not causal:
             raise UserError(
-                f"task {self.name!r} needs a model that generates text: use a decoder, such as "
-                "'tiny-gpt2' or 'smollm2'."
+                f"task {self.name!r} needs a model that generates text: use a decoder ('smollm2')."
             )
         check_max_len(max_len, self.max_answer_len, "the answer (max_answer_len)")
         template = self.template(template or "code", causal)
@@ -346,19 +341,16 @@ class Task:
     ) -> list[int]:  # one token id for each class, in index order
         """Return the token ids of the label words, as they are encoded after a space."""
         if not self.label_words:
-            reason = " (it is a regression)" if self.is_regression else ""
             raise UserError(
-                f"task {self.name!r} has no label words{reason}: "
-                "use a classification head, or define the task with label_words=."
+                f"task {self.name!r} has no label words: use a classification head, or label_words="
             )
         token_ids = []
         for word in self.label_words:
             ids = tokenizer(" " + word, add_special_tokens=False)["input_ids"]
             if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or ids[0] in token_ids:
                 raise UserError(
-                    f"task {self.name!r}: each label word must be another single token of the "
-                    f"tokenizer, but {word!r} is {tokenizer.tokenize(' ' + word)}: use other "
-                    "label_words."
+                    f"task {self.name!r}: each label word must be another single token, but "
+                    f"{word!r} is {tokenizer.tokenize(' ' + word)}: use other label_words."
                 )
             token_ids.append(ids[0])
         return token_ids
@@ -382,12 +374,7 @@ class Task:
             low, high = self.label_range
             return (outputs[:, 0] * (high - low) + low).tolist()
         if self.grouping == "choose":
-            if groups is None:
-                raise UserError(
-                    f"task {self.name!r} compares the rows of a question: "
-                    "pass the `group` of each row in groups=."
-                )
-            return mark_best_candidates((outputs[:, 1] - outputs[:, 0]).tolist(), groups)
+            return mark_best_candidates((outputs[:, 1] - outputs[:, 0]).tolist(), groups or ())
         return outputs.argmax(-1).tolist()
 
     def label_indicators(
@@ -464,14 +451,14 @@ def make_column_templates(
 
 
 def scale_labels(
-    batch: dict,  # a batch of tensors
+    batch: Batch,
     task: Task,  # the task of the batch
-) -> dict:  # the batch with its labels scaled; the same batch for classes
+) -> Batch:  # the batch with its labels scaled; the same batch for classes
     """Scale the labels of a regression to 0…1 (IDPG divides STS-B's labels by 5)."""
     if not task.is_regression or "label" not in batch:
         return batch
     low, high = task.label_range
-    return {**batch, "label": (batch["label"] - low) / (high - low)}
+    return batch | dict(label=(batch["label"] - low) / (high - low))
 
 
 @dataclass(frozen=True, kw_only=True)

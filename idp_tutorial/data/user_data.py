@@ -3,8 +3,11 @@
 A table is one file of any format of `data.file_readers`. A folder may contain `train`, `validation`
 and `test` in any of the formats, or a dataset that `save_to_disk` saved. A name such as `org/name`
 is a dataset of the Hugging Face hub, with an optional revision after `@`. In Python a
-`datasets.Dataset` or `DatasetDict` is a table too. Splits that are missing are held out from the
-training rows.
+`datasets.Dataset` or `DatasetDict`, a data frame and a list of dictionaries are tables too. Splits
+that are missing are held out from the training rows.
+
+`resolve_columns` finds the columns, and `iterate_texts` reads the texts, for training, prediction
+and estimators alike.
 
 Rows are held out in proportion to the classes. A tenth of a class with three rows is less than one
 row; a tenth of twenty such classes is six rows. The integer part of each class's quota is
@@ -18,24 +21,23 @@ import math
 import random
 import re
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from idp_tutorial.data.config import FRACTION_HINT, TableConfig
-from idp_tutorial.data.file_readers import detect_format, has_header, iterate_rows
-from idp_tutorial.data.rows import (
-    convert_label,
-    is_empty_text,
-    log_skipped,
-    refuse_missing,
-    require_text,
-    require_utf8,
+from idp_tutorial.data.config import FRACTION_HINT, TableConfig, TextConfig
+from idp_tutorial.data.file_readers import (
+    detect_format,
+    has_header,
+    iterate_rows,
+    warn_about_unused,
 )
+from idp_tutorial.data.rows import convert_label, is_empty_text, require_text, require_utf8
 from idp_tutorial.data.splits import list_files, load_hub_dataset, match_splits
 from idp_tutorial.data.table_checks import (
     RowFaults,
@@ -55,8 +57,9 @@ __all__ = [
     "is_saved_dataset",
     "select_splits",
     "resolve_columns",
+    "iterate_texts",
+    "iterate_records",
     "parse_label",
-    "parse_labels",
     "check_labels",
     "format_labels",
     "decode_hub_label",
@@ -87,8 +90,7 @@ def _load_saved_dataset(folder: Path) -> Any:
         return datasets.load_from_disk(str(folder))
     except Exception as e:
         raise UserError(
-            f"{folder} cannot be loaded as a saved dataset ({type(e).__name__}): it is damaged or "
-            "incomplete; save it again with save_to_disk."
+            f"{folder} cannot be loaded as a saved dataset ({type(e).__name__}): save it again."
         ) from None
 
 
@@ -103,7 +105,7 @@ def select_splits(
     if "train" not in splits:
         raise UserError(
             f"{source} has no training rows, only {', '.join(map(str, data)) or 'other files'}: "
-            "name a split train, or a file train.csv, train.tsv, train.jsonl or train.parquet."
+            "name a split train, or a file train.csv."
         )
     return splits
 
@@ -111,12 +113,7 @@ def select_splits(
 def _find_sources(data: Any) -> dict[str, Any]:
     """Return the file of each split as a path, or its dataset."""
     if not isinstance(data, (str, Path)):
-        if hasattr(data, "column_names"):
-            return select_splits(data)
-        raise UserError(
-            f"data must be a file, a folder, a name on the hub, or a Dataset or DatasetDict of "
-            f"datasets, got {data!r:.60}."
-        )
+        return select_splits(data)
     data = str(data)
     path = Path(data)
     if data == "-" or path.is_file():
@@ -126,51 +123,113 @@ def _find_sources(data: Any) -> dict[str, Any]:
         is_saved = is_saved_dataset(path)
         return select_splits(_load_saved_dataset(path) if is_saved else tables, data)
     if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", data) and detect_format(data) == "auto":
-        dataset = load_hub_dataset(
-            data,
-            advice="correct the name of the dataset, file or folder, or connect to the internet",
-        )
-        return select_splits(dataset, data)
+        advice = "correct the name of the dataset, file or folder, or connect to the internet"
+        return select_splits(load_hub_dataset(data, advice=advice), data)
     raise MissingFileError(
         f"there is no file or folder {data}: pass a CSV, TSV, JSON, Parquet or Excel file, a "
         "folder with train.csv or of save_to_disk, or the name of a hub dataset, org/name."
     )
 
 
-# ---- texts and labels
+# ---- columns
+
+
+# the usual names of the columns of texts and second texts
+_USUAL_COLUMNS = (("text", "text2"), TEXT_COLUMNS, ("sentence", None))
 
 
 def resolve_columns(
     names: Collection,  # names of the columns of a table
     where: str,  # the table, or file and line of a row, for error messages
-    text: str | None,  # column of the text; None: text, sentence1 or sentence
-    text2: str | None,  # column of the second text; None: sentence2 beside sentence1, or no column
-    label: str | None,  # column of the label; None: no column
-) -> tuple[str, str | None, str | None]:
-    """Return the columns of text, second text and label; raise `UserError` if one is missing."""
-    text = text or next((c for c in ("text", "sentence1", "sentence") if c in names), "text")
-    text2 = text2 or ("sentence2" if text == "sentence1" and "sentence2" in names else None)
-    roles = {"text": text, "label": label, "text2": text2}
-    given = {argument: column for argument, column in roles.items() if column}
-    for argument, column in given.items():
+    given: TextConfig,  # the columns that were named, if any
+    trained: Sequence[str | None] = (None, None, None),  # columns that a model was trained on
+    pair: bool | None = None,  # is there a second text? None: if its column is found
+    with_label: bool = False,  # is a column of labels needed?
+    n_positional: int = 0,  # a table without usual names has texts in so many columns at most
+) -> tuple[str | None, ...]:  # the column of the text is never None
+    """Return the columns of text, second text and label; raise `UserError` if one is missing.
+
+    A column that is not named has the name of training, or a usual one.
+    """
+    text, text2, label = given.text, given.text2, given.label
+    usual = [tuple(trained[:2]), *_USUAL_COLUMNS]
+    others = [name for name in names if name != (label or "label")]
+    is_named = text or text2 or label or any(name in names for name, _ in usual)
+    if not is_named and 0 < len(others) <= n_positional:
+        usual = [(*others, None)[:2]]
+    if text is None:
+        text = next((name for name, _ in usual if name in names), "text")
+    if pair is not False and text2 is None:
+        beside = (name for first, name in usual if first == text and name in names)
+        text2 = next(beside, "sentence2" if pair else None)
+    if with_label:
+        label = label or (trained[2] if trained[2] in names else "label")
+    roles = dict(text=text, label=label if with_label else None, text2=text2)
+    used = {argument: column for argument, column in roles.items() if column is not None}
+    for argument, column in used.items():
         if column not in names:
             hint = ", or the separator of the columns in sep=" if len(names) == 1 else ""
             raise UserError(
                 f"{where}: no column {column!r} among {', '.join(map(str, names))}: pass its name "
                 f"in {argument}={hint}."
             )
-    if len({*given.values()}) < len(given):
-        raise UserError(f"{where}: {', '.join(given)} must be different columns, got {given}.")
-    return text, text2, label
+    if len({*used.values()}) < len(used):
+        raise UserError(f"{where}: {', '.join(used)} must be different columns, got {used}.")
+    return text, text2, roles["label"]
+
+
+def iterate_texts(
+    records: Iterable[tuple[str, Mapping]],  # each with its location
+    faults: RowFaults,  # is told of the rows that cannot be used
+    given: TextConfig,  # the columns that were named, if any
+    names_columns_once: bool = True,  # are the columns of the first record those of all?
+    allow_empty: bool = False,  # accept a text of spaces or of no character
+    **resolving: Any,  # other arguments of `resolve_columns`
+) -> Iterator[tuple[str, Mapping, dict]]:
+    """Yield the location of each record that can be used, itself, and its texts as a row.
+
+    With `with_label` the row has the `label` too, as it is in the record.
+    """
+    columns = None
+    for where, record in records:
+        faults.n_rows += 1
+        try:
+            if not (columns and names_columns_once):
+                place = faults.source if names_columns_once else where
+                resolved = resolve_columns(record, place, given, **resolving)
+                if columns and (columns[1] is None) != (resolved[1] is None):
+                    raise UserError(f"{where}: give each row a second text, or no row.")
+                faults.columns = columns = resolved
+            *texts, label = columns
+            named = {role: c for role, c in zip(TEXT_COLUMNS, texts) if c is not None}
+            row = {role: record.get(column) for role, column in named.items()}
+            if not allow_empty and any(map(is_empty_text, row.values())):
+                faults.missing["text"].append(where)
+                continue
+            for role, column in named.items():
+                row[role] = str(require_text(row[role], f"{where}: {column}", allow_empty))
+        except UserError as e:
+            if names_columns_once and not columns:
+                raise
+            faults.add("text", e)
+            continue
+        yield where, record, row if label is None else {**row, "label": record.get(label)}
+
+
+# ---- texts and labels
 
 
 def parse_label(
     value: Any,  # value of the label column
     where: str,  # file and line, for error messages
     regression: bool = False,  # must the label be a number?
-) -> str | float:  # the name of a class, or the number of a regression
-    """Return a label as a class name or a float; raise `UserError` if it is missing or invalid."""
+    # is it any number of labels: names joined by |, a list of names, or a JSON list?
+    multi_label: bool = False,
+) -> Any:  # the name of a class, the number of a regression, or a list of names, each once
+    """Return the label of a row; raise `UserError` if it is missing or invalid."""
     value = value.item() if isinstance(value, np.generic) else value
+    if multi_label:
+        return _parse_labels(value, where)
     if is_empty_text(value):
         raise UserError(
             f"{where}: every row needs a label, got {value!r}: add the label or remove the row."
@@ -194,12 +253,9 @@ def parse_label(
     return require_utf8(str(value).strip(), f"{where}: the label")
 
 
-def parse_labels(
-    value: Any,  # value of the label column: names joined by |, a list of names, or a JSON list
-    where: str,  # file and line, for error messages
-) -> list[str]:  # names of labels, each once; [] for an empty value
-    """Return the labels of a row that may have several; raise `UserError` if they are invalid."""
-    names = value
+def _parse_labels(value: Any, where: str) -> list[str]:
+    """Return the labels of a row that may have several; [] for an empty value."""
+    names = value.tolist() if isinstance(value, np.ndarray) else value
     if isinstance(value, str):
         names = value.split("|") if value.strip() else []
         if value.lstrip().startswith("["):
@@ -209,11 +265,8 @@ def parse_labels(
                 names = None
     elif is_number(value) and value == value:
         names = [value]
-    elif isinstance(value, np.ndarray):
-        names = value.tolist()
-    if not isinstance(names, (list, tuple, set)) or any(
-        not isinstance(n, (str, int, float)) or not str(n).strip() for n in names
-    ):
+    is_list = isinstance(names, (list, tuple, set))
+    if not is_list or not all(isinstance(n, (str, int, float)) and str(n).strip() for n in names):
         raise UserError(
             f"{where}: the labels are {value!r:.60}: write names joined by |, such as "
             "billing|urgent, or a JSON list of names; leave the cell empty for no label."
@@ -223,7 +276,7 @@ def parse_labels(
 
 def format_labels(
     names: Sequence[str],  # labels of a row
-) -> str:  # as `parse_labels` reads it
+) -> str:  # as `parse_label` reads it
     """Return the labels of a row as one text: joined by |, or a JSON list if a name contains |."""
     has_separator = any("|" in name or name.startswith("[") for name in names)
     return json.dumps([*names], ensure_ascii=False) if has_separator else "|".join(names)
@@ -246,30 +299,11 @@ def decode_hub_label(
     return label
 
 
-def _name_source(source: Any) -> str:
-    """Return the name of a file or of a dataset, for messages."""
-    return str(source if isinstance(source, (str, Path)) else source.split or "dataset")
-
-
-def _iterate_source(
-    source: Any, table: TableConfig, faults: RowFaults
-) -> Iterable[tuple[str, dict]]:
-    """Return the rows of a file or of a dataset, with their location."""
-    reading = {name: getattr(table, name) for name in ("format", "encoding", "sep")}
-    if isinstance(source, (str, Path)):
-        return iterate_rows(source, **reading, on_fault=partial(faults.add, "row"))
-    if given := [name for name, value in reading.items() if value is not None]:
-        raise UserError(f"{given[0]} describes a file, and the data is a dataset: leave it out.")
-    return ((f"{_name_source(source)}, row {n}", row) for n, row in enumerate(source, 1))
-
-
 def check_labels(
     labels: Sequence,  # labels of all rows, one for each row
     places: Sequence[str],  # file and line of each row
 ) -> None:
-    """Raise `UserError` that counts missing labels, and for texts beside numbers."""
-    missing = [place for place, label in zip(places, labels) if is_empty_text(label)]
-    refuse_missing(missing, len(labels), "label", "add the labels or remove these rows")
+    """Raise `UserError` for texts beside numbers."""
     is_text = [isinstance(label, str) for label in labels]
     if len({*is_text}) > 1:
         i = is_text.index(not is_text[0])
@@ -279,127 +313,87 @@ def check_labels(
         )
 
 
-@dataclass
-class _TableRows:
-    """The rows of one file or dataset, and what is wrong with the others."""
-
-    rows: list[dict] = field(default_factory=list)  # with texts and a label
-    places: list[str] = field(default_factory=list)  # file and line of each row
-    columns: tuple = ()  # of the text, the second text and the label
-    faults: RowFaults = field(default_factory=RowFaults)
-
-    @property
-    def n_rows(self) -> int:
-        """The number of rows in the source."""
-        return len(self.rows) + len(self.faults.without_text) + sum(self.faults.counts.values())
+# ---- the rows of a table
 
 
-def _read_texts(source: Any, table: TableConfig) -> _TableRows:
-    """Read the rows of a split; their labels are as the source has them."""
-    read = _TableRows()
-    features = getattr(source, "features", None) or {}
-    columns = (table.text, table.text2, table.label or "label")
-    is_file = isinstance(source, (str, Path))
-    names_columns_once = not is_file or has_header(source, table.format)
-    for where, row in _iterate_source(source, table, read.faults):
-        place = _name_source(source) if names_columns_once else where
-        text, text2, label = read.columns = resolve_columns(row, place, *columns)
-        used = [text, text2] if text2 else [text]
-        if any(is_empty_text(row[column]) for column in used):
-            read.faults.without_text.append(where)
+def iterate_records(
+    data: Any,  # a `datasets.Dataset`, a data frame, dictionaries, texts, or pairs of texts
+) -> Iterator[dict]:
+    """Yield the rows of a table in memory, with the names of a `ClassLabel`.
+
+    Texts and pairs of texts get the names `sentence1` and `sentence2`.
+    """
+    features = (hasattr(data, "column_names") and data.features) or {}
+    n_texts = 0  # 1, or 2 for pairs
+    if hasattr(data, "columns"):  # a data frame
+        names = [*data.columns]
+        data = [dict(zip(names, row)) for row in zip(*(data[name] for name in names))]
+    for i, record in enumerate(data):
+        if isinstance(record, Mapping):
+            yield {name: decode_hub_label(v, features.get(name)) for name, v in record.items()}
             continue
-        try:
-            texts = [require_text(row[column], f"{where}: {column}") for column in used]
-        except UserError as e:
-            read.faults.add("text", e)
-            continue
-        decoded = decode_hub_label(row[label], features.get(label))
-        read.rows.append({**dict(zip(TEXT_COLUMNS, texts)), "label": decoded})
-        read.places.append(where)
-    return read
+        texts = [*record] if isinstance(record, (list, tuple, np.ndarray)) else [record]
+        n_texts = n_texts or len(texts)
+        if len(texts) != n_texts or n_texts not in (1, 2):
+            raise UserError(
+                f"row {i} is {record!r:.60}, but all rows must be texts, or all pairs of texts."
+            )
+        yield dict(zip(TEXT_COLUMNS, texts))
 
 
-def _parse_labels_of_rows(read: _TableRows, table: TableConfig) -> None:
-    """Replace the labels of rows by class names or numbers; rows without one are left out."""
-    labelled = []
-    for row, where in zip(read.rows, read.places):
-        if not table.multi_label and is_empty_text(row["label"]):
-            read.faults.without_label.append(where)
-        else:
-            labelled.append((row, where))
-    if not table.multi_label and labelled:
-        try:
-            check_labels([row["label"] for row, _ in labelled], [where for _, where in labelled])
-        except UserError as e:
-            read.faults.add("label", e)
-            labelled = []
-    read.rows = []
-    for row, where in labelled:
-        try:
-            if table.multi_label:
-                row["label"] = parse_labels(row["label"], where)
-            else:
-                row["label"] = parse_label(row["label"], where, table.regression)
-            read.rows.append(row)
-        except UserError as e:
-            read.faults.add("label", e)
-
-
-def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], tuple, str]:
-    """Read a split: its rows, its columns, and a message with all of its faults.
+def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults]:
+    """Read a split: its rows, and the faults of the others.
 
     Without any label the list of rows is empty.
     """
-    read = _read_texts(source, table)
-    faults = read.faults
-    n_rows = read.n_rows
-    text, text2, _ = read.columns or ("", None, "")
-    column = f"column {' or '.join(repr(name) for name in (text, text2) if name)}"
-    name = _name_source(source)
+    is_file = isinstance(source, (str, Path))
+    split = getattr(source, "split", None) if hasattr(source, "column_names") else None
+    faults = RowFaults(str(source if is_file else split or "dataset"))
+    reading = {name: getattr(table, name) for name in ("format", "encoding", "sep")}
+    records: Iterable[tuple[str, Mapping]]
+    if is_file:
+        records = iterate_rows(source, **reading, on_fault=partial(faults.add, "row"))
+    else:
+        warn_about_unused(reading, (), "a dataset, which is no file")
+        numbered = enumerate(iterate_records(source), 1)
+        records = ((f"{faults.source}, row {n}", record) for n, record in numbered)
+    once = not is_file or has_header(source, table.format)
+    texts = iterate_texts(records, faults, table, once, with_label=True)
+    read = [(where, row) for where, _, row in texts]
     if table.skip_empty:
-        log_skipped("skip_empty", faults.without_text, n_rows)
-        is_blank = bool(faults.without_text)
-        faults.without_text = []
-        if not read.rows and is_blank and not faults.counts:
-            raise UserError(
-                f"{name} has no rows with a text: it must contain at least a few of each class."
-            )
-    if not read.rows:
-        if message := faults.describe(name, n_rows, column):
-            return [], read.columns, message
-        raise UserError(f"{name} has no rows: it must contain at least a few of each class.")
-    if all(row["label"] in (None, "", -1, "-1") for row in read.rows):
-        return [], read.columns, faults.describe(name, n_rows, column)
-    _parse_labels_of_rows(read, table)
+        faults.skip("text", "skip_empty")
+    if not read and not faults.describe():
+        raise UserError(f"{faults.source} has no rows with a text: write a few of each class.")
+    if all(row["label"] in (None, "", -1, "-1") for _, row in read):
+        return [], faults
+    first = None
+    rows = []
+    for where, row in read:
+        label = row["label"]
+        try:
+            if not table.multi_label:
+                if is_empty_text(label):
+                    faults.missing["label"].append(where)
+                    continue
+                first = first or (where, label)
+                check_labels([first[1], label], [first[0], where])
+            row["label"] = parse_label(label, where, table.regression, table.multi_label)
+            rows.append(row)
+        except UserError as e:
+            faults.add("label", e)
     if table.skip_unlabelled:
-        log_skipped("skip_unlabelled", faults.without_label, n_rows)
-        faults.without_label = []
-    return read.rows, read.columns, faults.describe(name, n_rows, column)
+        faults.skip("label", "skip_unlabelled")
+    return rows, faults
 
 
-def _read_labelled_rows(
-    source: Any,  # a file or a dataset
-    table: TableConfig,
-) -> tuple[list[dict], tuple]:
-    """Read the rows of a split and its columns; without any label the list of rows is empty.
-
-    Raises: `UserError` that names all faults of the rows.
-    """
-    rows, columns, message = _read_source(source, table)
-    if message:
-        raise UserError(message)
-    return rows, columns
-
-
-def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], tuple]:
+def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], Sequence]:
     """Read the splits of a table that have labels, and the columns of the last split read."""
     splits = {}
-    columns: tuple = ()
     messages = []
-    name = str(data) if isinstance(data, (str, Path)) else "the dataset"
+    name = _name_data(data)
     for split, source in _find_sources(data).items():
-        rows, columns, message = _read_source(source, table)
-        if message:
+        rows, faults = _read_source(source, table)
+        if message := faults.describe():
             messages.append(message)
         if rows:
             splits[split] = rows
@@ -413,20 +407,22 @@ def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], tuple]
         raise UserError(" ".join(messages))
     warn_about_shared_texts(splits, name)
     if "train" not in splits:
-        raise UserError(
-            f"the rows of {name} have no labels: pass the name of the column in label=."
-        )
-    names = [name for row in splits["train"] for name in _class_names(row["label"])]
-    n_classes = len({name for name in names if isinstance(name, str)})  # 0 for a regression
+        raise UserError(f"the rows of {name} have no labels: name their column in label=.")
+    classes = {name for row in splits["train"] for name in _class_names(row["label"])}
     n_train = len(splits["train"])
-    if 2 * n_classes > n_train:
+    if not table.regression and 2 * len(classes) > n_train:
         raise UserError(
-            f"{name} has {n_classes} classes in {n_train} training rows: check that "
-            f"{columns[2]!r} is the column of the classes (label=), or pass regression=True if "
-            "the labels are numbers."
+            f"{name} has {len(classes)} classes in {n_train} training rows: check that "
+            f"{faults.columns[2]!r} is the column of the classes (label=), or pass "
+            "regression=True if the labels are numbers."
         )
     warn_about_labels(all_rows)
-    return splits, columns
+    return splits, faults.columns
+
+
+def _name_data(data: Any) -> str:
+    """Return the name of a table for messages."""
+    return str(data) if isinstance(data, (str, Path)) else "the dataset"
 
 
 # ---- a task from rows
@@ -445,7 +441,7 @@ def sort_class_names(
 def make_task(
     name: str,  # name of the task
     # rows by split, with `sentence1`, perhaps `sentence2`, and `label` as returned by `parse_label`
-    # or, for several labels of a row, by `parse_labels`
+    # or, for several labels of a row, lists of names
     splits: dict,
     labels: tuple | None = None,  # class names in index order; None: those of the training rows
     **fields: Any,  # other fields of `Task`
@@ -470,12 +466,6 @@ def make_task(
         return Task(name, pair=pair, splits=splits, **fields)
     multi_label = isinstance(values[0], list)
     labels = labels or sort_class_names(name for value in values for name in _class_names(value))
-    if len(labels) < 2:
-        only = repr(labels[0]) if labels else "none"
-        raise UserError(
-            f"the training rows have only the class {only}, but at least two are needed: "
-            "add rows of another class, or choose another column of labels."
-        )
     if multi_label:
         fields = dict(metric="micro_f1", multi_label=True) | fields
     task = Task(name, labels, pair=pair, **fields)
@@ -510,11 +500,10 @@ def _hold_out_units(
     units: list[list[dict]], fraction: float, rng: random.Random
 ) -> tuple[list, list]:
     """Sample a stratified part of groups of rows; a group belongs to the class of its first row."""
-    by_class: dict[Any, list[list[dict]]] = {}
+    by_class: dict[Any, list[list[dict]]] = defaultdict(list)
     for unit in units:
         label = unit[0].get("label")
-        key = None if isinstance(label, (float, list)) else label
-        by_class.setdefault(key, []).append(unit)
+        by_class[None if isinstance(label, (float, list)) else label].append(unit)
     classes = [*by_class.values()]
     for members in classes:
         rng.shuffle(members)
@@ -541,34 +530,30 @@ def hold_out_rows(
 ) -> tuple[list, list]:  # the remaining rows, the rows that are held out
     """Sample a stratified part of the rows; at least one row of every class remains."""
     Range(0, 1, FRACTION_HINT, True, True).check(fraction, "validation")
-    rest: list[dict] = []
-    sampled: list[dict] = []
-    if group_duplicates:
-        by_text: dict[Any, list[dict]] = {}
-        for i, row in enumerate(rows):
-            by_text.setdefault(text_key(row) or i, []).append(row)
+    by_text: dict[Any, list[dict]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        by_text[text_key(row) or i].append(row)
+    single = [[row] for row in rows]
+    for units in ([*by_text.values()], single) if group_duplicates else (single,):
         rng = random.Random(seed)
-        rest, sampled = _hold_out_units([*by_text.values()], fraction, rng)
-    if not sampled:
-        rng = random.Random(seed)
-        rest, sampled = _hold_out_units([[row] for row in rows], fraction, rng)
-    if not sampled:
-        classes = {None if isinstance(r.get("label"), float) else str(r.get("label")) for r in rows}
-        raise UserError(
-            f"no row can be held out for validation from {len(rows)} rows of {len(classes)} "
-            "classes: give more rows, or a validation set."
-        )
-    rng.shuffle(sampled)
-    rng.shuffle(rest)
-    return rest, sampled
+        rest, sampled = _hold_out_units(units, fraction, rng)
+        if sampled:
+            rng.shuffle(sampled)
+            rng.shuffle(rest)
+            return rest, sampled
+    n_classes = len({str(row.get("label")) for row in rows})
+    raise UserError(
+        f"no row can be held out from {len(rows)} rows of {n_classes} classes: give more rows, or "
+        "a validation set."
+    )
 
 
 # ---- a table as a task
 
 
 def load_table_task(
-    # a file, '-' (standard input), a folder, the name of a hub dataset, or a `datasets.Dataset` or
-    # `DatasetDict`
+    # a file, '-' (standard input), a folder, the name of a hub dataset, a `datasets.Dataset` or
+    # `DatasetDict`, a data frame, or a list of dictionaries
     data: Any,
     seed: int = 0,  # seed of the rows that are held out
     **options: Any,  # fields of `TableConfig`: the columns, the format, and how splits are held out
@@ -590,8 +575,7 @@ def load_table_task(
         given = " and ".join(f"{split}={fraction}" for split, fraction in fractions.items())
         raise UserError(f"{given} leave no rows for training: their sum must be below 1.")
     if fractions:
-        name = str(data) if isinstance(data, (str, Path)) else "the dataset"
-        warn_about_repeated_texts(splits["train"], name, table.group_duplicates)
+        warn_about_repeated_texts(splits["train"], _name_data(data), table.group_duplicates)
     remaining = 1.0  # a fraction is of all rows, and the test rows are removed first
     for split, fraction in fractions.items():
         splits["train"], splits[split] = hold_out_rows(
@@ -607,7 +591,8 @@ def _name_table_task(data: Any) -> str:
     """Return the name of a task: that of its file, folder or dataset."""
     if not isinstance(data, (str, Path)):
         first = next(iter(data.values())) if isinstance(data, Mapping) else data
-        return re.sub(r"\W+", "-", getattr(first.info, "dataset_name", None) or "dataset")
+        name = getattr(getattr(first, "info", None), "dataset_name", None)
+        return re.sub(r"\W+", "-", name or "dataset")
     stem = Path(str(data).partition("@")[0]).name.split(".")[0]
     return re.sub(r"\W+", "-", stem).strip("-") or "stdin"
 

@@ -40,7 +40,11 @@ class DebertaBackbone(Backbone):
         )
 
     def layer_kwargs_by_type(
-        self, attention_mask: Tensor, h: Tensor, prefix: int | Tensor = 0
+        self,
+        attention_mask: Tensor,
+        h: Tensor,
+        prefix: int | Tensor = 0,
+        has_padding: bool | None = None,
     ) -> dict[str, Any]:
         """Return the keyword arguments of all layers, and the mask for the convolution."""
         encoder = self.base.encoder

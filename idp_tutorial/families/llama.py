@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.backbone import Backbone, Layout
 from idp_tutorial.core.prompt_key_values import split_heads
 from idp_tutorial.families.family import register_family
 
@@ -57,13 +57,11 @@ class LlamaBackbone(Backbone):
         """Return the word embeddings unchanged, since positions enter in the layers."""
         return e
 
-    def layer_kwargs(
-        self, layer_type: str, h: Tensor, positions: Tensor, distance: Tensor, key_mask: Tensor
-    ) -> dict[str, Any]:
+    def layer_kwargs(self, layer_type: str, h: Tensor, layout: Layout) -> dict[str, Any]:
         """Return the keyword arguments of a layer: its mask and its rotary angles."""
-        layer_kwargs = super().layer_kwargs(layer_type, h, positions, distance, key_mask)
+        layer_kwargs = super().layer_kwargs(layer_type, h, layout)
         extra = [layer_type] if self.rope_depends_on_layer_type else []
-        angles = self.base.rotary_emb(h, positions, *extra)
+        angles = self.base.rotary_emb(h, layout.positions, *extra)
         return dict(layer_kwargs, position_embeddings=angles)
 
     def compute_keys_values(

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from idp_tutorial.core.backbone import Layout
 from idp_tutorial.core.prompt_key_values import split_heads
 from idp_tutorial.families.explicit_layer import ExplicitLayerBackbone
 from idp_tutorial.families.family import register_family
@@ -34,12 +35,10 @@ class ModernBertBackbone(ExplicitLayerBackbone):
         """Return the first layer's input: LayerNorm and dropout, without positions."""
         return self.base.embeddings(inputs_embeds=e)
 
-    def layer_kwargs(
-        self, layer_type: str, h: Tensor, positions: Tensor, distance: Tensor, key_mask: Tensor
-    ) -> dict[str, Any]:
+    def layer_kwargs(self, layer_type: str, h: Tensor, layout: Layout) -> dict[str, Any]:
         """Return the keyword arguments of a layer: its mask and its rotary angles."""
-        layer_kwargs = super().layer_kwargs(layer_type, h, positions, distance, key_mask)
-        angles = self.base.rotary_emb(h, positions, layer_type)
+        layer_kwargs = super().layer_kwargs(layer_type, h, layout)
+        angles = self.base.rotary_emb(h, layout.positions, layer_type)
         return dict(layer_kwargs, position_embeddings=angles)
 
     def _compute_layer(

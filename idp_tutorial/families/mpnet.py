@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from idp_tutorial.core.backbone import Layout
 from idp_tutorial.core.prompt_key_values import split_heads
 from idp_tutorial.families.explicit_layer import ExplicitLayerBackbone
 from idp_tutorial.families.family import register_family
@@ -29,13 +30,11 @@ class MPNetBackbone(ExplicitLayerBackbone, RobertaBackbone):
         """Return the first layer's input: positions added, LayerNorm, dropout."""
         return self.base.embeddings(inputs_embeds=e, position_ids=self.position_ids(attention_mask))
 
-    def layer_kwargs(
-        self, layer_type: str, h: Tensor, positions: Tensor, distance: Tensor, key_mask: Tensor
-    ) -> dict[str, Any]:
+    def layer_kwargs(self, layer_type: str, h: Tensor, layout: Layout) -> dict[str, Any]:
         """Return the keyword arguments of a layer: its mask and the relative position bias."""
-        layer_kwargs = super().layer_kwargs(layer_type, h, positions, distance, key_mask)
+        layer_kwargs = super().layer_kwargs(layer_type, h, layout)
         encoder = self.base.encoder
-        buckets = encoder.relative_position_bucket(-distance)
+        buckets = encoder.relative_position_bucket(-layout.distance)
         bias = encoder.relative_attention_bias(buckets)  # `[B or 1,T,P+T,heads]`
         return dict(layer_kwargs, position_bias=bias.permute(0, 3, 1, 2).contiguous())
 

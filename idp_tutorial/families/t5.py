@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from idp_tutorial.core.backbone import Backbone
+from idp_tutorial.core.backbone import Backbone, Layout
 from idp_tutorial.core.prompt_key_values import split_heads
 from idp_tutorial.families.family import register_family
 
@@ -38,15 +38,13 @@ class T5Backbone(Backbone):
         """Return the word embeddings after dropout, since positions enter in the layers."""
         return self.base.encoder.dropout(e)
 
-    def layer_kwargs(
-        self, layer_type: str, h: Tensor, positions: Tensor, distance: Tensor, key_mask: Tensor
-    ) -> dict[str, Any]:
+    def layer_kwargs(self, layer_type: str, h: Tensor, layout: Layout) -> dict[str, Any]:
         """Return the keyword arguments of a layer: its mask and the relative position bias."""
-        layer_kwargs = super().layer_kwargs(layer_type, h, positions, distance, key_mask)
+        layer_kwargs = super().layer_kwargs(layer_type, h, layout)
         first_layer: Any = self.layers[0]
         attention = first_layer.layer[0].SelfAttention
         buckets = attention._relative_position_bucket(
-            -distance,
+            -layout.distance,
             True,
             attention.relative_attention_num_buckets,
             attention.relative_attention_max_distance,

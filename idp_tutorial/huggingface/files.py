@@ -12,7 +12,7 @@ from torch import Tensor
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone, backbone_id
-from idp_tutorial.core.prompted_model import PromptedModel, persistent_tensors, restore_state
+from idp_tutorial.core.planned_model import PlannedModel, persistent_tensors, restore_state
 from idp_tutorial.huggingface.prompts import PromptSettings, find_label_token_ids
 from idp_tutorial.saving.descriptions import (
     PROMPT_MODEL_FORMAT,
@@ -47,7 +47,7 @@ def _describe_named_backbone(bb: Backbone) -> dict[str, Any] | None:
 
 
 def prompt_tensors(
-    prompted: PromptedModel,  # the prompt and its head, on their model
+    prompted: PlannedModel,  # the prompt and its head, on their model
 ) -> dict[str, Tensor]:  # by name
     """Return the tensors of a prompt and its head, each once, whether they are trained or not."""
     return {n: x for n, x in persistent_tensors(prompted).items() if not n.startswith("lm.")}
@@ -90,7 +90,7 @@ def read_prompt_settings(
 
 
 def save_prompt(
-    prompted: PromptedModel,  # the prompt and its head, on their model
+    prompted: PlannedModel,  # the prompt and its head, on their model
     settings: PromptSettings,  # those of the prompt
     folder: Path,  # created if missing
 ) -> None:
@@ -120,7 +120,7 @@ def save_prompt(
 
 
 def restore_prompt(
-    prompted: PromptedModel,  # built from the settings; its tensors are replaced
+    prompted: PlannedModel,  # built from the settings; its tensors are replaced
     settings: PromptSettings,  # from `read_prompt_settings`
     saved: SavedPrompts,  # from `read_saved_prompts`
 ) -> None:

@@ -26,17 +26,18 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.core.generation import build_decoder
 from idp_tutorial.core.heads import VerbalizerHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.families.family import get_family, wrap_hf_model
 from idp_tutorial.huggingface.files import read_prompt_settings, restore_prompt, save_prompt
 from idp_tutorial.huggingface.prompts import (
     PromptSettings,
-    build_prompted_model,
+    build_planned_model,
     make_prompt_settings,
 )
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import MethodConfig
 from idp_tutorial.saving.hub import push_to_hub, read_saved_prompts
+from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import UserError, check_name
 
 __all__ = ["PromptModel", "get_prompt_model"]
@@ -135,23 +136,19 @@ def _check_shape(name: str, tensor: Tensor, input_ids: Tensor) -> None:
 
 def _check_token_ids(input_ids: Any) -> None:
     """Raise `UserError` for what is not a batch of token ids."""
-    given = f"a {type(input_ids).__name__}"
-    if isinstance(input_ids, Tensor):
-        given = f"shape {tuple(input_ids.shape)} in {input_ids.dtype}"
-        is_integer = input_ids.dtype in (torch.int64, torch.int32)
-        is_empty = not torch.compiler.is_compiling() and not input_ids.numel()
-        if is_integer and input_ids.dim() == 2 and not is_empty:
-            return
-    raise UserError(
-        f"input_ids must be a tensor of token ids [B,T] in torch.int64 or torch.int32, with at "
-        f"least one text and one token, got {given}: call model(**tokens) with tokens = "
-        "tokenizer(texts, padding=True, return_tensors='pt')."
-    )
+    shape = tuple(getattr(input_ids, "shape", ()))
+    is_empty = not torch.compiler.is_compiling() and 0 in shape
+    if len(shape) != 2 or is_empty or input_ids.dtype not in (torch.int64, torch.int32):
+        raise UserError(
+            f"input_ids must be token ids [B,T] in torch.int64 or torch.int32 of at least one text "
+            f"and one token, got a {type(input_ids).__name__} of shape {shape}: call "
+            "model(**tokens) with tokens = tokenizer(texts, padding=True, return_tensors='pt')."
+        )
 
 
 def _make_batch(
     input_ids: Any, attention_mask: Tensor | None, token_type_ids: Tensor | None
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> tuple[Batch, Tensor]:
     """Return a batch that is padded on the right, and where each token was before `[B,T]`.
 
     Raises: `UserError` for what is not a batch of tokens.
@@ -167,17 +164,21 @@ def _make_batch(
     start = attention_mask.argmax(1, keepdim=True)  # of the text, after padding on the left
     index = _shifted_index(input_ids.shape[1], start)
     attention_mask = attention_mask.gather(1, index)
-    has_gap = (attention_mask.diff(dim=1) > 0).any(1)
-    if not torch.compiler.is_compiling() and bool((has_gap | (attention_mask[:, 0] == 0)).any()):
+    batch = dict(
+        input_ids=input_ids.gather(1, index),
+        attention_mask=attention_mask,
+        token_type_ids=token_type_ids.gather(1, index),
+    )
+    try:
+        return Batch.from_tensors(batch), index
+    except UserError:
         raise UserError(
             "attention_mask must be 1 for all tokens of a text, at least one, and 0 for the "
             "padding before or after them, but it is 0 between two tokens or everywhere."
-        )
-    batch = dict(input_ids=input_ids.gather(1, index), attention_mask=attention_mask)
-    return {**batch, "token_type_ids": token_type_ids.gather(1, index)}, index
+        ) from None
 
 
-def _find_mask_position(bb: Backbone, batch: dict[str, Tensor]) -> Tensor:  # `[B]`
+def _find_mask_position(bb: Backbone, batch: Batch) -> Tensor:  # `[B]`
     """Return where a verbalizer reads: at the mask token, or at a decoder's last token."""
     if bb.causal:
         return batch["attention_mask"].sum(1) - 1
@@ -190,18 +191,15 @@ def _find_mask_position(bb: Backbone, batch: dict[str, Tensor]) -> Tensor:  # `[
     return is_mask.int().argmax(1)
 
 
-def _infer_problem_type(logits: Tensor, labels: Any, problem_type: str | None) -> str:
+def _infer_problem_type(B: int, C: int, labels: Any, problem_type: str | None) -> str:
     """Return the kind of the labels, as Hugging Face's classifiers infer it.
 
     Raises: `UserError` for labels of another shape than this kind needs.
     """
-    if not isinstance(labels, Tensor):
-        raise UserError(f"labels must be a tensor, got a {type(labels).__name__}.")
     if problem_type is None:
         is_float = labels.is_floating_point()
         problem_type = "multi_label_classification" if is_float else "single_label_classification"
-        problem_type = "regression" if logits.shape[1] == 1 else problem_type
-    B, C = logits.shape
+        problem_type = "regression" if C == 1 else problem_type
     fits = {
         "single_label_classification": labels.numel() == B,
         "multi_label_classification": labels.shape == (B, C),
@@ -241,7 +239,6 @@ def _classification_loss(
 ) -> Tensor:
     """Return the loss of Hugging Face's classifiers, as a mean over `n_items` or the batch."""
     reduction = "mean" if n_items is None else "sum"
-    problem_type = _infer_problem_type(logits, labels, problem_type)
     if problem_type == "regression":
         loss = F.mse_loss(logits.flatten(), labels.flatten().to(logits.dtype), reduction=reduction)
     elif problem_type == "multi_label_classification":
@@ -249,7 +246,6 @@ def _classification_loss(
             logits, labels.to(logits.dtype), reduction=reduction
         )
     else:
-        labels = _class_indices(labels, logits.shape[1], allow_ignored=True)
         loss = F.cross_entropy(logits, labels, reduction=reduction)
     return loss if n_items is None else loss / n_items
 
@@ -301,7 +297,7 @@ class PromptModel(nn.Module):
         # sources and heads; `_prompted` joins them with the model, and is not a submodule, so that
         # the model has its parameters once
         self.prompts = nn.ModuleDict()
-        self._prompted: dict[str, PromptedModel] = {}
+        self._prompted: dict[str, PlannedModel] = {}
         self._configs: dict[str, Any] = {}
         self._n_disabled = 0  # open `disable_prompt` blocks, of all threads
         self._recomputes_layers = False
@@ -334,7 +330,7 @@ class PromptModel(nn.Module):
             if settings.labels:
                 config.id2label = dict(enumerate(settings.labels))
                 config.label2id = {label: i for i, label in enumerate(settings.labels)}
-        prompted = build_prompted_model(bb, settings, config)
+        prompted = build_planned_model(bb, settings, config)
         prompted.gradient_checkpointing = self._recomputes_layers
         self.prompts[prompt_name] = nn.ModuleDict(
             dict(sources=prompted.sources, head=prompted.head)
@@ -409,7 +405,7 @@ class PromptModel(nn.Module):
         return {name: settings.cfg.method_config for name, settings in self.settings.items()}
 
     @property
-    def prompted_model(self) -> PromptedModel:
+    def planned_model(self) -> PlannedModel:
         """The active prompt, the model and the head, as the package's own functions take it."""
         return self._prompted[self.active_prompt]
 
@@ -489,7 +485,7 @@ class PromptModel(nn.Module):
     def train(self, mode: bool = True) -> "PromptModel":
         """Set training mode; layers below the active prompt stay in eval mode."""
         super().train(mode)
-        self.prompted_model.train(mode)
+        self.planned_model.train(mode)
         return self
 
     def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
@@ -589,32 +585,35 @@ class PromptModel(nn.Module):
                     "precision of the Trainer (bf16=True) or autocast."
                 )
 
-    def _classify(
-        self, prompt_name: str, batch: dict[str, Tensor], labels: Tensor | None, n_items: Any
-    ) -> Any:
+    def _classify(self, prompt_name: str, batch: Batch, labels: Tensor | None, n_items: Any) -> Any:
         from transformers.modeling_outputs import SequenceClassifierOutput
 
         prompted = self._prompted[prompt_name]
+        config = self._configs[prompt_name]
         head = prompted.head
-        if isinstance(head, VerbalizerHead):
+        has_words = isinstance(head, VerbalizerHead)
+        if has_words:
             batch["mask_position"] = _find_mask_position(self.backbone, batch)
+        problem_type = "single_label_classification" if has_words else config.problem_type
+        if labels is not None:  # before the pass, for which a GPU need not wait then
+            B = batch["input_ids"].shape[0]
+            problem_type = _infer_problem_type(B, config.num_labels, labels, problem_type)
+            if problem_type == "single_label_classification":
+                labels = _class_indices(labels, config.num_labels, allow_ignored=not has_words)
         ctx = prompted.compute_context(batch)
         logits = head(ctx)
         loss = None
-        if labels is not None and isinstance(head, VerbalizerHead):
-            _infer_problem_type(logits, labels, "single_label_classification")
-            labels = _class_indices(labels, logits.shape[1], allow_ignored=False)
+        if labels is not None and has_words:
             loss = head.loss(ctx, labels)  # over the vocabulary of `loss_vocab`
             loss = loss if n_items is None else loss * len(labels) / n_items
         elif labels is not None:
-            problem_type = self._configs[prompt_name].problem_type
             loss = _classification_loss(logits, labels, problem_type, n_items)
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
     def _predict_tokens(
         self,
         prompt_name: str,
-        batch: dict[str, Tensor],
+        batch: Batch,
         index: Tensor,
         labels: Tensor | None,
         n_items: Any,
@@ -627,7 +626,7 @@ class PromptModel(nn.Module):
             labels = labels.long()
         method = self.settings[prompt_name].cfg.method
         if METHODS[method].kind not in ("static", "head"):
-            self._mark_answers(batch, None if labels is None else labels.gather(1, index))
+            batch = self._mark_answers(batch, None if labels is None else labels.gather(1, index))
         logits = self._prompted[prompt_name](batch)
         T = index.shape[1]
         back = _shifted_index(T, T - index[:, :1])  # to where the tokens were
@@ -637,7 +636,7 @@ class PromptModel(nn.Module):
             loss = ForCausalLMLoss(logits, labels, logits.shape[2], n_items)
         return CausalLMOutputWithPast(loss=loss, logits=logits)
 
-    def _mark_answers(self, batch: dict[str, Tensor], labels: Tensor | None) -> None:
+    def _mark_answers(self, batch: Batch, labels: Tensor | None) -> Batch:
         """Mark the tokens to be predicted, on which a generated prompt must not depend."""
         if labels is None:
             if self.training:
@@ -646,17 +645,18 @@ class PromptModel(nn.Module):
                     "for the tokens of the input: give labels=. (The Trainer withholds them with "
                     "label_smoothing_factor or compute_loss_func.)"
                 )
-            return
+            return batch
         is_target = labels != -100
         start = is_target.int().argmax(1)
         start = torch.where(is_target.any(1), start, batch["attention_mask"].sum(1))
-        if not torch.compiler.is_compiling() and bool((start == 0).any()):
+        starts = None if torch.compiler.is_compiling() else start.tolist()
+        if starts and not all(starts):
             raise UserError(
                 "this prompt is generated from the input, but in some texts the first token is "
                 "already to be predicted: set labels to -100 for the tokens of the input, or use "
                 "a static prompt, such as 'prompt-tuning'."
             )
-        batch["answer_start"] = start
+        return Batch({**batch, "answer_start": start}, batch.lengths, starts)
 
     @torch.no_grad()
     def generate(

@@ -21,7 +21,7 @@ from idp_tutorial.assembly.config import RunConfig, find_unused_options
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context, to_float32
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.steps import PromptSource
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.all_methods import METHODS
@@ -34,7 +34,7 @@ __all__ = [
     "PromptSettings",
     "find_label_token_ids",
     "make_prompt_settings",
-    "build_prompted_model",
+    "build_planned_model",
 ]
 
 HEADS = {
@@ -285,7 +285,7 @@ class _OwnClassifier(nn.Module):
 
     def forward(self, ctx: Context) -> Tensor:
         """Return the logits `[B,C]`."""
-        mask = ctx.batch["attention_mask"]
+        mask = ctx.text_mask
         ids = ctx.input_ids
         pad_id = self.model.config.pad_token_id
         if pad_id is not None:  # a decoder's classifier finds the last token by the padding's id
@@ -324,11 +324,11 @@ def _build_head(settings: PromptSettings, bb: Backbone, config: Any) -> nn.Modul
     return ClassificationHead(bb.d, settings.num_labels, pooling, cfg.two_layer_head)
 
 
-def build_prompted_model(
+def build_planned_model(
     bb: Backbone,  # the model
     settings: PromptSettings,  # of the prompt
     config: Any,  # config of the model, with the classes of the prompt
-) -> PromptedModel:
+) -> PlannedModel:
     """Build the prompts of a method and a head on a model.
 
     Raises: `UserError` for a method that a model object cannot have.
@@ -351,7 +351,7 @@ def build_prompted_model(
         )
     plan = cfg.method_config.plan(bb, cfg)
     head = _build_head(settings, bb, config)
-    prompted = PromptedModel(bb, head, plan, cfg.dropout_below_prompt)
+    prompted = PlannedModel(bb, head, plan, cfg.dropout_below_prompt)
     if any(type(s).prepare is not PromptSource.prepare for s in prompted.prompt_sources()):
         raise UserError(
             f"method {cfg.method!r} reads the texts themselves, and a model gets tokens only: use "

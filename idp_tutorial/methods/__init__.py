@@ -19,8 +19,8 @@ Modules:
 - `idpg`: S-IDPG: its generator with the choices of paper and code, its plan, and its options.
 - `idpg_multilayer`: A generated prompt in every layer: what is shared, what is read, and how
   prompts enter.
-- `key_value_prompt`: P-tuning v2 and M-IDPG: keys and values of its own for each layer, static or
-  generated.
+- `key_value_prompt`: A prompt for each layer, static or generated: as keys and values, in place of
+  states, or added.
 - `lpt`: Late prompt tuning: insert the prompt half-way, generated from the hidden states there.
 - `method_registry`: The registry `METHODS`: what a method is, its options, and facts such as its
   learning rates.
@@ -43,8 +43,8 @@ Modules:
   a hidden state there.
 - `text_init`: Initialise a static prompt from a text: from its word vectors, or from its keys and
   values.
-- `token_attention`: The attention of ID-SPAM: one weight for each word of a text, and the weighted
-  mean of the words.
+- `token_attention`: ID-SPAM: attention weights the words, and a small network turns their mean into
+  the prompt.
 """
 
 import lazy_loader

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Adapter', 'add_adapters', 'LowRankPHMLinear', 'add_compacters', 'add_lora', 'AdapterConfig', 'AdapterDropConfig',
-           'CompacterConfig', 'QueryValueLoRAConfig', 'AllMatricesLoRAConfig']
+           'CompacterConfig', 'LoRAConfig', 'LoRAAllConfig']
 
 # %% ../../nbs/engine/methods/adapters.ipynb #2aa28d2f
 import math
@@ -272,7 +272,7 @@ class CompacterConfig(AdapterConfig):
 
 @register("lora", reference="Hu et al. 2022, as LPT runs it", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
 @dataclass(frozen=True, kw_only=True)
-class QueryValueLoRAConfig(WeightsConfig):
+class LoRAConfig(WeightsConfig):
     """Options of LoRA as LPT runs it (r=8, α=16; on GPT-2 r=4, α=32)."""
 
     bottleneck: BottleneckWidth | None = None  # rank of LoRA (default: 8; on a decoder 4)
@@ -286,7 +286,7 @@ class QueryValueLoRAConfig(WeightsConfig):
 
 @register("lora-all", reference="ID-SPAM, Table 12", learning_rates=(5e-4, 1.5e-3, 5e-3))
 @dataclass(frozen=True, kw_only=True)
-class AllMatricesLoRAConfig(WeightsConfig):
+class LoRAAllConfig(WeightsConfig):
     """Options of LoRA as ID-SPAM runs it."""
 
     bottleneck: BottleneckWidth = 16  # rank of LoRA

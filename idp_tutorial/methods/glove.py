@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PUNCTUATION_TABLE', 'split_words', 'decode_text', 'find_glove_file', 'read_glove', 'GloveEncoder',
-           'backbone_word_vectors', 'load_glove_encoder', 'GloveIDPGConfig']
+           'backbone_word_vectors', 'load_glove_encoder', 'MultilayerIDPGGloveConfig']
 
 # %% ../../nbs/engine/methods/glove.ipynb #385ffe82
 import math
@@ -208,7 +208,7 @@ class GloveEncoder(PromptSource):
         if "glove" in ctx.batch:
             return ctx.batch["glove"]
         if self not in ctx.memo:
-            masks = ctx.batch["attention_mask"]
+            masks = ctx.text_mask
             texts = [ids[mask.bool()].tolist() for ids, mask in zip(ctx.input_ids, masks)]
             vectors = np.stack([self._embed_ids(ids) for ids in texts])
             ctx.memo[self] = torch.from_numpy(vectors).to(ctx.input_ids.device)
@@ -255,7 +255,7 @@ def load_glove_encoder(
 # %% ../../nbs/engine/methods/glove.ipynb #bdbf8a46
 @register("m-idpg-phm-glove", reference="IDPG, Eq. 5", learning_rates=(3e-3, 1e-2, 3e-2))
 @dataclass(frozen=True, kw_only=True)
-class GloveIDPGConfig(SentenceVectorConfig):
+class MultilayerIDPGGloveConfig(SentenceVectorConfig):
     """Options of M-IDPG whose generators read the mean GloVe vector of the words."""
 
     insertion_point = "layers"
@@ -273,8 +273,8 @@ class GloveIDPGConfig(SentenceVectorConfig):
         sentence_dropout, generator_dropout = self.dropouts()
         return multilayer_idpg_plan(
             bb,
-            self.prompt_length,
-            self.bottleneck,
+            t=self.prompt_length,
+            m=self.bottleneck,
             generator_input="layer0",
             position=self.position,
             encoder=encoder,

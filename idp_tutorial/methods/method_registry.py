@@ -4,7 +4,7 @@ A method is a config class with its options and its plan, registered with facts 
 
     @register("lpt-npg", reference="LPT, §5.1", learning_rates=(1.5e-3, 5e-3, 1.5e-2))
     @dataclass(frozen=True, kw_only=True)
-    class NaiveLateConfig(LatePromptConfig):  # prompt_length, layer; 'middle', 'generated'
+    class NPGConfig(LatePromptConfig):  # prompt_length, layer; 'middle', 'generated'
         bottleneck: BottleneckWidth = 128  # width of the generator's bottleneck
 
         def plan(self, bb, cfg):
@@ -164,8 +164,6 @@ class Method:
     def __post_init__(self) -> None:
         check_choice(self.insertion_point, INSERTION_POINTS, "insertion point")
         check_choice(self.kind, METHOD_KINDS, "kind of method")
-        if not isinstance(self.learning_rates, (tuple, list)):
-            raise UserError(f"learning_rates must be a tuple, got {self.learning_rates!r}.")
         for learning_rate in self.learning_rates:
             Range(0, 1e40, "learning rates, such as 1e-3", True).check(
                 learning_rate, "learning_rates"
@@ -214,15 +212,6 @@ def register(
 
     def add_row(config_class: _ConfigClass) -> _ConfigClass:
         """Add the row of a config class."""
-        if not (isinstance(config_class, type) and issubclass(config_class, MethodConfig)):
-            raise UserError(
-                f"register decorates a subclass of MethodConfig, got {config_class!r:.60}."
-            )
-        for fact in ("insertion_point", "kind"):
-            if not hasattr(config_class, fact):
-                raise UserError(
-                    f"method {name!r} has no {fact}: define it in {config_class.__name__}."
-                )
         row = Method(config_class, **facts)
         (CONTROL_METHODS if row.kind == "control" else METHODS)[name] = row
         return config_class

@@ -29,7 +29,7 @@ def noisy_sentence_vector(ctx: Context) -> Tensor:  # `[B,d]`
 
     It differs from call to call, so it cannot be cached.
     """
-    return compute_sentence_vector(ctx.backbone, ctx.batch, "sentence")
+    return compute_sentence_vector(ctx.backbone, ctx.text_batch, "sentence")
 
 
 def _compute_without_prompts(
@@ -41,7 +41,7 @@ def _compute_without_prompts(
         return to_float32(ctx.batch[field])
     if encoder not in ctx.memo:
         with in_eval_mode(ctx.backbone):
-            ctx.memo[encoder] = compute_sentence_vector(ctx.backbone, ctx.batch, field)
+            ctx.memo[encoder] = compute_sentence_vector(ctx.backbone, ctx.text_batch, field)
     return ctx.memo[encoder]
 
 
@@ -197,7 +197,7 @@ def token_vectors(
     check_choice(attention_input, ("words", "embeddings"), "attention_input")
     E = ctx.backbone.word_embeddings(ctx.input_ids)
     if attention_input == "embeddings":
-        E = ctx.backbone.embed(E, ctx.batch["attention_mask"], ctx.batch["token_type_ids"])
+        E = ctx.backbone.embed(E, ctx.text_mask, ctx.batch["token_type_ids"])
     return to_float32(E)
 
 # %% ../../nbs/engine/methods/sentence_vectors.ipynb #dc6cc0ec

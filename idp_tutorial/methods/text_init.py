@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone, in_eval_mode
-from idp_tutorial.core.context import INPUT, to_float32
+from idp_tutorial.core.context import Context, to_float32
 from idp_tutorial.core.generation import LayerCache
-from idp_tutorial.core.loop import walk_layers
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.methods.method_registry import PromptConfig
 from idp_tutorial.utils.checks import UserError
 
@@ -107,13 +108,16 @@ def text_keys_values(
         input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=torch.zeros_like(ids)
     )
     recorded = []
+
+    def run_and_record(ctx: Context, kv: PromptKeyValues | None) -> None:
+        """Run a layer and record its keys and values."""
+        layer_cache = LayerCache()
+        ctx.run_layer(layer_cache)
+        assert layer_cache.stored is not None  # `supports_kv_prompt`
+        k, v = layer_cache.stored.k, layer_cache.stored.v
+        heads = [x.transpose(1, 2).flatten(2)[0] for x in (k, v)]
+        recorded.append(to_float32(torch.cat(heads, 1)))
+
     with in_eval_mode(bb):
-        for ctx in walk_layers(bb, batch):
-            if ctx.layer in (INPUT, bb.n_layers):
-                continue
-            cache = LayerCache()
-            bb.run_layer(ctx.layer, ctx.h, ctx.layer_kwargs(), cache)
-            assert cache.k is not None and cache.v is not None  # `supports_kv_prompt`
-            heads = [x.transpose(1, 2).flatten(2)[0] for x in (cache.k, cache.v)]
-            recorded.append(to_float32(torch.cat(heads, 1)))
+        run_layers(bb, batch, run=run_and_record)
     return recorded

@@ -10,6 +10,7 @@ and *warm* the reverse. Both nouns are in the training split of `two-domains`.
 """
 
 import html
+import importlib
 import inspect
 import json
 import os
@@ -30,7 +31,7 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.steps import PromptSource
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
@@ -122,7 +123,7 @@ def load_records(
 
 
 def compute_prompts_and_labels(
-    model: PromptedModel,  # with one prompt, such as `train_and_test_plan` returns
+    model: PlannedModel,  # with one prompt, such as `train_and_test_plan` returns
     sentences: Iterable[str],
 ) -> tuple[Tensor, list[int]]:  # prompts `[B,t,d]`; predicted labels
     """Return the prompts that a trained model inserts into sentences, and what it predicts."""
@@ -184,13 +185,13 @@ def train_and_test_plan(
     pooling: str = "mean",  # which hidden states the head reads: a name in `POOLINGS`
     batch_size: int = 16,
     use_verbalizer: bool = False,  # predict a label word of the vocabulary instead of using a head
-) -> tuple[PromptedModel, float, TrainLog]:  # trained model; test accuracy in %; the log of `fit`
+) -> tuple[PlannedModel, float, TrainLog]:  # trained model; test accuracy in %; the log of `fit`
     """Train a plan and its head, and evaluate them once on the test split."""
     # created in both cases, so that both draw the same random numbers
     head: Module = ClassificationHead(bb.d, len(task.labels), pooling)
     if use_verbalizer:
         head = VerbalizerHead(bb, task.word_ids(bb.tokenizer), "labels")
-    model = PromptedModel(bb, head, plan)
+    model = PlannedModel(bb, head, plan)
     cfg = RunConfig(
         head="verbalizer" if use_verbalizer else "classification",
         steps=steps,
@@ -363,7 +364,8 @@ def build_score_table(
     records = [
         r
         for r in load_course_scores(file)
-        if chapter in ("", r["chapter"]) or r["method"] in SCORE_TABLE_CONTROLS
+        if r["task"] in SCORE_TABLE_TASKS
+        and (chapter in ("", r["chapter"]) or r["method"] in SCORE_TABLE_CONTROLS)
     ]
     names = list(dict.fromkeys((r["chapter"], r["method"]) for r in records))
     names.sort(key=lambda name: (name[1] in SCORE_TABLE_CONTROLS, name[0]))
@@ -388,6 +390,16 @@ PANELS = {  # name → identifier of the heading, height in pixels
 }
 
 
+def _import_widgets() -> Any:
+    """Return `ipywidgets`, or None without it and where outputs are stored."""
+    if STATIC_OUTPUTS_VARIABLE in os.environ:
+        return None
+    try:
+        return importlib.import_module("ipywidgets")
+    except ImportError:
+        return None
+
+
 def show_panel(
     name: str,  # 'whose prompt', 'how deep', 'which words' or 'how many parameters'
     file: Path | str = "panels.html",  # written by docs/playground_page.py
@@ -397,16 +409,13 @@ def show_panel(
     Where outputs are stored, or without `ipywidgets` or the file, print its address on the site.
     """
     heading, height = PANELS[name]
-    try:
-        from ipywidgets import HTML
-    except ImportError:
-        HTML = None
-    if HTML is None or STATIC_OUTPUTS_VARIABLE in os.environ or not Path(file).exists():
+    widgets = _import_widgets()
+    if widgets is None or not Path(file).exists():
         print(f"This panel moves in a notebook with ipywidgets, and at {PLAYGROUND_URL}#{heading}")
         return None
     text = Path(file).read_text(encoding="utf-8")
     text = text.replace('data-panel=""', f'data-panel="{heading}"', 1)
-    return HTML(
+    return widgets.HTML(
         f'<iframe title="{name}" sandbox="allow-scripts" srcdoc="{html.escape(text)}" '
         f'style="width:100%;height:{height}px;border:0"></iframe>'
     )
@@ -420,16 +429,11 @@ def show_slider(
 
     Without `ipywidgets`, and where outputs are stored, call it once, with its default.
     """
-    try:
-        from ipywidgets import SelectionSlider, interact
-    except ImportError:
-        is_static = True
-    else:
-        is_static = STATIC_OUTPUTS_VARIABLE in os.environ
-    if is_static:
+    widgets = _import_widgets()
+    if widgets is None:
         function()
         return
     ((name, options),) = values.items()
     default = inspect.signature(function).parameters[name].default
-    slider = SelectionSlider(options=list(options), value=default, description=name)
-    interact(lambda value: function(**{name: value}), value=slider)
+    slider = widgets.SelectionSlider(options=list(options), value=default, description=name)
+    widgets.interact(lambda value: function(**{name: value}), value=slider)

@@ -31,7 +31,9 @@ ANSWERS: dict[str, Answer] = {
         (40, 60),
         "Run the cell with `read_above` again; score the prompt that is trained, in percent.",
     ),
-    "00.4": Answer((62, 82), "Give the accuracy of the static prompt with its head, in percent."),
+    "00.4": Answer(
+        (80, 100), "Standardise the means of the word vectors; give the accuracy in percent."
+    ),
     "01.1": Answer(
         "6ab52d1e65a8", "The two sentences are cut to three tokens; each token has one vector."
     ),
@@ -65,9 +67,9 @@ ANSWERS: dict[str, Answer] = {
         (86, 98), "Concatenate two word vectors, and train as long as `score_small_network` does."
     ),
     "04.1": Answer("024c5b6d6e48", "Eight tokens and five vectors; a vector has 1,024 numbers."),
-    "04.2": Answer((25, 55), "Set the seed as the chapter does, and keep the head on `<s>`."),
+    "04.2": Answer((60, 82), "Train `t=20` for the 240 steps of the chapter; give percent."),
     "04.3": Answer((10, 45), "Only `lr` changes; give the accuracy, not the share of a class."),
-    "04.4": Answer((38, 70), "One vector for each token of the text; train it with lr=1e-2."),
+    "04.4": Answer((38, 70), "One vector for each token of the text; train it for 60 steps."),
     "05.1": Answer("bebf357fec44", "Add the rule, the blocks and the bias."),
     "05.2": Answer("5f2df4a42d30", "How many dimensions does the rule of the quaternions have?"),
     "05.3": Answer("1baff9d34c63", "Zero both factors, and take the maximum over the four units."),

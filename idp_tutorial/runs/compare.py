@@ -28,16 +28,24 @@ from idp_tutorial.assembly.config import (
     RunConfig,
     RunOptions,
     config_for_method,
+    general_options,
+    methods_with_option,
     refuse_unread_options,
 )
 from idp_tutorial.backbones.load import find_local_backbone
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.data.user_data import register_table_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.conclusions import Advice, advise, parse_primary_contrast
+from idp_tutorial.runs.defaults import (
+    DEFAULT_EVALUATIONS,
+    DEFAULT_METHODS,
+    DEFAULT_OPTIONS,
+    default_minutes,
+)
 from idp_tutorial.runs.experiment import REPORT_FOLDER, Experiment
 from idp_tutorial.runs.learning_rate_search import (
     choose_head_learning_rate,
@@ -82,7 +90,6 @@ __all__ = [
     "choose_method_config",
     "compare_methods",
     "compare_and_write",
-    "DEFAULT_METHODS",
     "Comparison",
     "compare",
 ]
@@ -114,7 +121,7 @@ def _text_length(row: dict) -> int:
     return len(row["sentence1"]) + len(row.get("sentence2", ""))
 
 
-def check_longest_example(model: PromptedModel, task: Task, cfg: RunConfig) -> None:
+def check_longest_example(model: PlannedModel, task: Task, cfg: RunConfig) -> None:
     """Process the longest example of a task, so that one that does not fit fails at once.
 
     Of the 50 rows with the most characters, it is the one with the most tokens.
@@ -155,14 +162,14 @@ def dry_run_comparison(
     return step_seconds
 
 
-def _measure_step(model: PromptedModel, task: Task, cfg: RunConfig) -> float:
+def _measure_step(model: PlannedModel, task: Task, cfg: RunConfig) -> float:
     """Return the seconds of a forward and a backward pass of a batch, the second of two."""
     rows = task.splits["train"][: cfg.batch_size]
     examples = encode_for_model(model, task, cfg, rows)
     device = create_accelerator(cfg).device
     model.to(device).train()
     batch = collate(examples, model.backbone.pad_id)
-    batch = scale_labels({name: value.to(device) for name, value in batch.items()}, task)
+    batch = scale_labels(batch.to(device), task)
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()
@@ -237,7 +244,7 @@ def _run_seed(
     """Train with one seed and return its record; without a learning rate, search one first."""
     if cfg.lr or not ALL_METHODS[cfg.method].learning_rates:
         _, record = Experiment(cfg, task).train(records_file, checkpoint_dir)
-        return record.to_dict()
+        return record
     return search_learning_rate(
         replace(cfg, seed=0),  # the best run of the search is the run with seed 0
         task,
@@ -406,7 +413,10 @@ def _write_report(
     The method is that of the advice, with its first seed.
     """
     task = load_config_task(base).with_metric(base.metric)
-    record = next(r for r in select_finished(records) if r["method"] == advice.method)
+    first_runs: dict[str, dict] = {}
+    for r in select_finished(records):
+        first_runs.setdefault(r["method"], r)
+    record = first_runs[advice.method]
     try:
         require_reportable(task)
     except UserError as error:  # such as a task that generates texts
@@ -425,17 +435,15 @@ def _write_report(
         folder / REPORT_FOLDER,
         f"{advice.method} on {task.name}, test",
         introduction=f"{advice.sentence}\n\n```text\n{format_table(table)}\n```",
-        curves={r["method"]: r for r in reversed(select_finished(records))},
+        curves=first_runs,
     )
-
-
-DEFAULT_METHODS = ("majority", "words", "probe", "prompt-tuning", "lpt-npg", "id-spam", "lora")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`; print it to read it."""
+    """The result of a comparison; print it to read it."""
 
+    records: list[dict]  # one for each method and seed
     table: pd.DataFrame  # from `results_table`
     advice: Advice
     folder: Path  # of the records, the picture and the report
@@ -449,24 +457,29 @@ def compare(
     data: Any,
     folder: Path | str,  # for the records, the picture and the report
     methods: Sequence[str] = DEFAULT_METHODS,
-    minutes: float = 5,  # for all runs: fewer steps where the time does not suffice; 0: no limit
+    minutes: float | None = None,  # for all runs, as in `compare_and_write`
     seeds: int = 1,
     backbone: str | None = None,  # None: that of `choose_backbone`
     table_options: Mapping[str, Any] | None = None,  # of `TableConfig`, such as `text` and `label`
-    **options: Any,  # fields of `RunOptions`, such as `steps`
+    **options: Any,  # fields of `RunOptions`, such as `steps`, and options of methods
 ) -> Comparison:
     """Train methods on own texts, as `idp compare` does, and advise which to use."""
     if isinstance(data, tuple):
         texts, labels = data
-        data = Dataset.from_dict({"text": [*texts], "label": [*map(str, labels)]})
+        data = Dataset.from_dict({"text": [*texts], "label": [*labels]})
     task, _ = register_table_task(data, **(table_options or {}))
     name = backbone or choose_backbone(is_own_task=True)[0]
-    steps = options.setdefault("steps", 240)
-    options = {"eval_every": max(1, steps // 4), **options}
-    base = RunOptions(task=task.name, backbone=name, **options)
-    table = compare_and_write([*methods], base, seeds, False, folder, minutes=minutes)
-    records = read_existing_records(Path(folder) / "compare.jsonl")
-    return Comparison(table, advise(records, folder), Path(folder))
+    defaults = {
+        name: value
+        for name, value in DEFAULT_OPTIONS.items()
+        if name in general_options() or methods_with_option(name, methods)
+    }
+    if options.get("epochs") is not None:
+        del defaults["steps"]
+    base = RunOptions(task=task.name, backbone=name, **{**defaults, **options})
+    if "eval_every" not in options:
+        base = replace(base, eval_every=max(1, base.steps // DEFAULT_EVALUATIONS))
+    return compare_and_write([*methods], base, seeds, False, folder, minutes=minutes)
 
 
 def choose_backbone(
@@ -501,8 +514,9 @@ def compare_and_write(
     learning_rates: tuple = (),  # as in `compare_methods`
     primary_contrast: str | None = None,  # 'A - B': the contrast that new records are made for
     split_seeds: int = 1,  # number of few-shot samples, each with all seeds and its own search
-    minutes: float = 0,  # for all runs: fewer steps where the time does not suffice; 0: no limit
-) -> pd.DataFrame:  # from `results_table`
+    # for all runs: fewer steps where it does not suffice; 0: no limit; None: `default_minutes`
+    minutes: float | None = None,
+) -> Comparison:
     """Compare methods, and write `compare.jsonl`, `.csv`, `.png` and a report to a folder.
 
     A comparison that was interrupted continues from its records in the folder. Raises
@@ -517,6 +531,8 @@ def compare_and_write(
         sides = parse_primary_contrast(primary_contrast, methods)
         extra_fields = {"primary": " - ".join(sides)}
     configs = _configs_per_split_seed(base, split_seeds)
+    if minutes is None:
+        minutes = default_minutes(base.steps, base.epochs, seeds * split_seeds)
     methods = list(dict.fromkeys(methods))
     quick = [method for method in methods if minutes and method in _QUICK_METHODS]
     slow = [method for method in methods if method not in quick]
@@ -528,6 +544,7 @@ def compare_and_write(
             stored += read_existing_records(folder / name)
 
         def train(methods: list[str], cfg: RunOptions) -> list[dict]:
+            """Return the records of some methods on one few-shot sample."""
             return compare_methods(
                 methods,
                 cfg,
@@ -569,4 +586,4 @@ def compare_and_write(
         table = write_results(records, folder / "compare", advice.title)
         part.unlink(missing_ok=True)
         _write_report(configs[0], records, table, advice, folder)
-    return table
+    return Comparison(records, table, advice, folder)

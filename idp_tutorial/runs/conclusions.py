@@ -43,17 +43,18 @@ class Advice(NamedTuple):
     sentence: str
 
 
-# kinds of methods, the ones first that cost least to train, to keep and to run
-_KINDS_BY_COST = (
-    *("control", "head", "static", "generated", "second pass", "weights", "all weights"),
-    "entailment",
-)
 _CONTROLS_BY_COST = ("majority", "words", "probe", "side-network")
 
 
-def _cost_rank(method: str) -> tuple[int, int]:
-    kind = _KINDS_BY_COST.index(ALL_METHODS[method].kind)
-    return kind, _CONTROLS_BY_COST.index(method) if method in _CONTROLS_BY_COST else 0
+def _cost_rank(record: dict) -> tuple[bool, int, str]:
+    """Return what a method costs: a control is cheaper than a prompt, and few parameters than many.
+
+    Methods with equally many trained parameters are in the order of the names of their kinds.
+    """
+    method = record["method"]
+    if method in _CONTROLS_BY_COST:
+        return False, _CONTROLS_BY_COST.index(method), ""
+    return True, sum(record["params"].values()), ALL_METHODS[method].kind
 
 
 def _is_lower(estimate: dict | None) -> bool:
@@ -73,6 +74,8 @@ def advise(
 
     The method to use is the cheapest one that does not score significantly lower than the best:
     the 95 % interval of their difference, over the same test examples and over seeds, contains 0.
+    Controls are the cheapest, in the order majority, words, probe, side-network; then the methods
+    with the fewest trained parameters, which are what is trained, kept and loaded.
     """
     finished = [r for r in records if r["status"] == "done"]
     scores = pd.DataFrame(finished).groupby("method", sort=False).score.mean()
@@ -82,7 +85,8 @@ def advise(
         if method != best:
             differences[method] = estimate_contrast(finished, method, best, folder)
     lower = [m for m, estimate in differences.items() if _is_lower(estimate)]
-    choice = min((m for m in scores.index if m not in lower), key=_cost_rank)
+    ranks = {r["method"]: _cost_rank(r) for r in finished}
+    choice = min((m for m in scores.index if m not in lower), key=ranks.__getitem__)
 
     def describe(method: str) -> str:
         """Return a method with its score."""
@@ -101,16 +105,15 @@ def advise(
         title = f"{choice} is enough: no method scores significantly higher"
         estimate = differences[choice]
         assert estimate is not None
+        # the difference of the best; `+ 0` turns -0.0 into 0.0
+        effect, low, high = (round(-estimate[k], 1) + 0 for k in ("effect", "high", "low"))
         sentence += (
-            f": {describe(best)} scores higher, but the difference ({-estimate['effect']:.1f} "
-            f"points, 95 % interval {-estimate['high']:.1f} to {-estimate['low']:.1f}) may be "
-            "chance"
+            f": {describe(best)} scores higher, but the difference ({effect:.1f} points, 95 % "
+            f"interval {low:.1f} to {high:.1f}) may be chance"
         )
     elif len(scores) > 1 and len(lower) == len(differences):
         sentence += ", which scores significantly higher than every other method"
-    dearer = [
-        m for m in scores.index if m not in (choice, best) and _cost_rank(m) > _cost_rank(choice)
-    ]
+    dearer = [m for m in scores.index if m not in (choice, best) and ranks[m] > ranks[choice]]
     if dearer:
         sentence += f"; not worth their cost here: {_join([*map(describe, dearer)])}"
     return Advice(choice, title, f"{sentence}.")

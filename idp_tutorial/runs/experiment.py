@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,14 +22,13 @@ from idp_tutorial.assembly.config import RunConfig, find_unused_options, refuse_
 from idp_tutorial.assembly.controls import ControlConfig, ControlModel
 from idp_tutorial.assembly.probe import initialise_head_from_probe
 from idp_tutorial.core.backbone import backbone_id
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, restore_state, trained_state
 from idp_tutorial.core.random_numbers import exclusive_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.logits import logits_name, save_logits, split_outputs
 from idp_tutorial.runs.record import (
-    Record,
     build_record,
     make_fingerprint,
     run_digests,
@@ -48,7 +47,14 @@ from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import append_record, describe_differences, dump_record, git_state
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, remove_snapshots
 
-__all__ = ["REPORT_FOLDER", "Experiment", "run_experiment", "score_controls", "train_and_save"]
+__all__ = [
+    "REPORT_FOLDER",
+    "Experiment",
+    "run_experiment",
+    "score_controls",
+    "warn_of_better_controls",
+    "train_and_save",
+]
 
 REPORT_FOLDER = "report"  # in the folder of a trained model; a repository on the hub lacks it
 
@@ -79,7 +85,7 @@ class Experiment:
         self.backbone_id = digests["weights"]
         return digests
 
-    def build_model(self) -> PromptedModel:
+    def build_model(self) -> PlannedModel:
         """Build the untrained model on a newly loaded backbone.
 
         Prompts start from an earlier stage (`init_from`), and the head from the linear probe
@@ -109,7 +115,7 @@ class Experiment:
         save_every: int | None = None,  # steps between two checkpoints; None: `cfg.eval_every`
         initial_state: Mapping[str, Tensor] | None = None,  # trained tensors to begin with, by name
         **fit_options: Any,  # `callbacks` and `progress` of `fit`
-    ) -> tuple[PromptedModel, TrainLog]:
+    ) -> tuple[PlannedModel, TrainLog]:
         """Build the model and train it, without scoring it.
 
         Raises: `DivergenceError` for a loss that is not finite.
@@ -143,13 +149,13 @@ class Experiment:
 
     def score(
         self,
-        model: PromptedModel,  # trained
+        model: PlannedModel,  # trained
         log: TrainLog,
         score_test: bool = True,  # score the test split
         # JSONL file of the record; logits on validation and test are stored beside it
         records_file: Path | None = None,
         **details: Any,  # further fields of the record
-    ) -> Record:
+    ) -> dict[str, Any]:
         """Score a trained model and return the record of its run."""
         task = self.task
         splits = [*["validation"] * bool(records_file), *["test"] * score_test]
@@ -179,10 +185,10 @@ class Experiment:
             **dict(metric=task.metric, checkpoint_selection=selection) | details,
         )
         # beside what depends on the machine, so that records of one run stay comparable
-        record.provenance["file_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
+        record["provenance"]["file_bytes"] = sum(t.numel() * t.element_size() for t in tensors)
         if score_test:
             texts_per_second = len(task.splits["test"]) / seconds
-            record.provenance["texts_per_second"] = round(texts_per_second, 1)
+            record["provenance"]["texts_per_second"] = round(texts_per_second, 1)
         return record
 
     def record_divergence(
@@ -190,7 +196,7 @@ class Experiment:
         error: Exception | str,  # why the run ended
         score_test: bool = True,  # False: the test split is not read
         **details: Any,  # further fields of the record
-    ) -> Record:
+    ) -> dict[str, Any]:
         """Return the record of a run that diverged."""
         return build_record(
             self.cfg,
@@ -204,7 +210,7 @@ class Experiment:
         self,
         records_file: Path | None = None,  # as for `score`; the record is not written
         checkpoint_dir: Path | None = None,  # folder for checkpoints, to resume a killed run
-    ) -> tuple[PromptedModel | None, Record]:  # no model if the run diverged
+    ) -> tuple[PlannedModel | None, dict[str, Any]]:  # no model if the run diverged
         """Train and score a model; the record says so if the run diverges."""
         try:
             model, log = self.fit(checkpoint_dir)
@@ -240,12 +246,11 @@ def run_experiment(
 
     Raises: `DivergenceError` if the run diverges, after its record was added to the file.
     """
-    _, result = Experiment(cfg, task).train(append_to)
-    record = result.to_dict()
+    _, record = Experiment(cfg, task).train(append_to)
     if append_to:
         append_record(record, append_to)
-    if result.status == "diverged":
-        raise DivergenceError(result.message)
+    if record["status"] == "diverged":
+        raise DivergenceError(record["message"])
     return record
 
 
@@ -255,7 +260,8 @@ _MAX_PROBE_EXAMPLES = 5000  # with more, a probe takes minutes
 def score_controls(
     cfg: RunConfig,  # of a run without the controls
     task: Task | None = None,  # None: `cfg.task`
-) -> dict[str, float]:  # name: test score; {} for a task without labels
+    split: Literal["test", "validation"] = "test",
+) -> dict[str, float]:  # name: score; {} for a task that the controls cannot learn
     """Score the controls that take seconds, `words` and `probe`, on the task of a run.
 
     The probe is left out for more than 5,000 training examples.
@@ -266,9 +272,30 @@ def score_controls(
     n_examples = len(task.splits["train"])
     scores = {}
     for method in ("words", "probe") if n_examples <= _MAX_PROBE_EXAMPLES else ("words",):
-        _, record = Experiment(cfg.with_method(method, lr=None, init_from=None), task).train()
-        scores[method] = record.to_dict()["score"]
+        experiment = Experiment(cfg.with_method(method, lr=None, init_from=None), task)
+        try:
+            if split == "validation":
+                scores[method] = experiment.fit()[1].validation
+            else:
+                scores[method] = experiment.train()[1]["score"]
+        except UserError:  # such as training examples of one class
+            return {}
     return scores
+
+
+def warn_of_better_controls(
+    method: str,  # that was trained
+    score: float,
+    controls: Mapping[str, float],  # from `score_controls`, on the same rows
+) -> str:  # "" if none is better
+    """Return a warning that names the controls that score higher than a method."""
+    better = [name for name, control_score in controls.items() if control_score > score]
+    if not better:
+        return ""
+    return (
+        f"{method} ({score:.1f}) scores lower than {' and '.join(better)}: compare with "
+        "`idp compare` before you use it"
+    )
 
 
 def train_and_save(
@@ -300,14 +327,14 @@ def train_and_save(
             model, log = experiment.fit(
                 checkpoint_dir, save_every, callbacks=callbacks, progress=progress
             )
-            record = experiment.score(model, log, **details).to_dict()
+            record = experiment.score(model, log, **details)
         except FloatingPointError as e:
             # The folder stays free for a run with another learning rate, whose record replaces
             # this one. If it has an earlier model, that model's record stays.
             if is_main_process:
                 remove_snapshots(folder)
             if is_main_process and not (folder / PROMPTS_FILE).exists():
-                line = dump_record(experiment.record_divergence(e, **details).to_dict()) + "\n"
+                line = dump_record(experiment.record_divergence(e, **details)) + "\n"
                 write_atomically(folder / RECORD_FILE, line.encode())
             raise
         save_pretrained(model, folder, experiment.task, experiment.cfg, record)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
@@ -155,7 +155,7 @@ def train_at_learning_rate(
     lr: float,
     checkpoint_dir: Path | None = None,  # folder of checkpoints
     **fit_options: Any,  # further arguments of `Experiment.fit`
-) -> tuple[tuple[Experiment, PromptedModel], TrainLog]:
+) -> tuple[tuple[Experiment, PlannedModel], TrainLog]:
     """Train a model with a learning rate, for `try_learning_rates`."""
     experiment = Experiment(replace(cfg, lr=lr), task)
     model, log = experiment.fit(checkpoint_dir, **fit_options)
@@ -177,7 +177,7 @@ def search_learning_rate(
     """
     start_time = time.perf_counter()
 
-    def train(lr: float) -> tuple[tuple[Experiment, PromptedModel], TrainLog]:
+    def train(lr: float) -> tuple[tuple[Experiment, PlannedModel], TrainLog]:
         """Train with a learning rate, whose checkpoints are in a folder of their own."""
         folder = checkpoint_dir and checkpoint_dir / f"lr-{lr:g}"
         return train_at_learning_rate(cfg, task, lr, folder)
@@ -198,14 +198,13 @@ def search_learning_rate(
         except FloatingPointError as e:  # the outputs on the test split are not finite
             error = e
         else:
-            record.details |= dict(
+            return record | dict(
                 learning_rates_tried=trials.tried, lr_at_grid_edge=trials.is_best_at_edge
             )
-            return record.to_dict()
     experiment.start_time = start_time
     return experiment.record_divergence(
         error, score_test, lr=trials.lr, learning_rates_tried=trials.tried
-    ).to_dict()
+    )
 
 
 def _load_or_search(

@@ -8,9 +8,7 @@ its arrays. The file is replaced as a whole after each run, before the record is
 kill loses the run in progress and no other.
 """
 
-import hashlib
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,14 @@ import numpy as np
 import torch
 
 from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.metrics import QUESTION_METRICS, compute_metric
 from idp_tutorial.data.task import Task
-from idp_tutorial.runs.record import make_fingerprint
+from idp_tutorial.runs.record import make_fingerprint, run_key
 from idp_tutorial.training import evaluation
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import file_lock, write_atomically
 from idp_tutorial.utils.process import process_state
 
@@ -48,14 +47,12 @@ def logits_name(
     *identifiers: Any,  # further JSON values that tell two runs apart
 ) -> str:
     """Return the name of a run in the file of logits: a hash of its config and its inputs."""
-    identity = [make_fingerprint(cfg, digests), task.digest(), *identifiers]
-    text = json.dumps(identity, sort_keys=True)
-    name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-    return f"{cfg.method}-{cfg.task}-{name}"
+    key = run_key([make_fingerprint(cfg, digests), task.digest(), *identifiers], 6)
+    return f"{cfg.method}-{cfg.task}-{key}"
 
 
 def split_outputs(
-    model: PromptedModel, task: Task, cfg: RunConfig, split: str
+    model: PlannedModel, task: Task, cfg: RunConfig, split: str
 ) -> tuple:  # logits `[N,C]` or N texts; the N encoded examples
     """Return the outputs of a model for one split of a task, with the encoded examples."""
     examples = encode_for_evaluation(model, task, cfg, task.splits[split])
@@ -97,10 +94,11 @@ def _read_version(file: Path, *version: int) -> dict[str, _Arrays]:
 
 def _digest_arrays(arrays: _Arrays) -> str:
     """Return a digest of names, types, shapes and values (32 hexadecimal digits)."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, values in sorted(arrays.items()):
-        digest.update(f"{name} {values.dtype.str} {values.shape} ".encode() + values.tobytes())
-    return digest.hexdigest()
+    chunks = (
+        f"{name} {values.dtype.str} {values.shape} ".encode() + values.tobytes()
+        for name, values in sorted(arrays.items())
+    )
+    return compute_digest(chunks, 16)
 
 
 def _describe_arrays(file: Path, run: str, arrays: _Arrays) -> dict[str, str]:

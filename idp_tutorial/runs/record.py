@@ -11,18 +11,18 @@ field by field. So a stored record is the result that is needed if it agrees wit
 folders, devices and times play no part. A record that lacks a field of the fingerprint is not the
 result, because nobody can tell.
 
-Every record is written as soon as its run ends. A run that was interrupted is repeated by the
-next call, and an incomplete last line that a kill may have left is removed.
+Every record is written as soon as its run ends, and a run that was interrupted is repeated by the
+next call.
 """
 
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ from idp_tutorial.assembly.build import load_config_backbone, weights_dtype
 from idp_tutorial.assembly.config import RunConfig, recorded_option
 from idp_tutorial.backbones.load import list_backbone_files
 from idp_tutorial.core.backbone import backbone_id
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.glove import find_glove_file
 from idp_tutorial.methods.method_registry import CONTROL_METHODS
@@ -51,11 +51,11 @@ from idp_tutorial.utils.records import (
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE
 
 __all__ = [
-    "Record",
     "input_digests",
     "backbone_digest",
     "run_digests",
     "make_fingerprint",
+    "run_key",
     "build_record",
     "format_summary_line",
     "RunStore",
@@ -64,24 +64,7 @@ __all__ = [
 ]
 
 
-@dataclass(kw_only=True)
-class Record(RecordFields):
-    """Settings, inputs and results of a run; further fields are kept in `details`."""
-
-    config: dict[str, Any]  # fields of the config; files by name only
-    schema: Literal[3] = SCHEMA_VERSION
-    status: Literal["done", "diverged"] = "done"
-    versions: dict[str, str] = field(default_factory=collect_versions)
-    details: dict[str, Any] = field(default_factory=dict)  # further fields, such as `losses`
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as it is written to a file; fields without a value are left out."""
-        own_fields = {f.name: getattr(self, f.name) for f in fields(self)}
-        details = own_fields.pop("details")
-        config = own_fields.pop("config")
-        known = {name: value for name, value in own_fields.items() if value not in (None, "")}
-        head = {name: known.pop(name) for name in ("schema", "status")}
-        return {**head, **config, **known, **details}
+_FIELDS = [f.name for f in fields(RecordFields)]
 
 
 @lru_cache
@@ -162,6 +145,14 @@ def make_fingerprint(
     return json.loads(json.dumps(fingerprint))  # as it is read from a file
 
 
+def run_key(
+    identity: Any,  # a fingerprint, or a list with one, as JSON can represent it
+    size: int = 8,  # bytes of the digest
+) -> str:  # two hexadecimal digits for each byte
+    """Return the key of a run, from which its checkpoints and its logits are named."""
+    return compute_digest([json.dumps(identity, sort_keys=True, default=str).encode()], size)
+
+
 def _downsample_losses(
     losses: list[float],  # one training loss per step
 ) -> list[float]:
@@ -175,12 +166,18 @@ def build_record(
     digests: dict[str, str],  # from `run_digests`
     split_sizes: dict[str, Any],
     start_time: float,  # `time.perf_counter()` at the start of the run, which ends now
-    model: PromptedModel | None = None,  # trained; None: the run has no model
+    model: PlannedModel | None = None,  # trained; None: the run has no model
     log: TrainLog | None = None,  # of its training; None: nothing was trained
     **values: Any,  # further fields; they replace the fields above
-) -> Record:
-    """Build the record of a run that has finished or diverged."""
+) -> dict[str, Any]:
+    """Build the record of a run that has finished or diverged.
+
+    The fields of the config come first; a known field without a value is left out.
+    """
     record: dict[str, Any] = dict(
+        schema=SCHEMA_VERSION,
+        status="done",
+        versions=collect_versions(),
         digests=digests,
         split_sizes=split_sizes,
         provenance=collect_provenance(start_time, torch.get_num_threads()),
@@ -202,10 +199,10 @@ def build_record(
             record["probe"] = log.probe
     options = config_to_record(cfg)
     record = {**options, **record, **values}
-    own_names = {f.name for f in fields(Record)}
-    config = {name: record.pop(name) for name in options if name not in own_names}
-    known = {name: record.pop(name) for name in own_names & record.keys()}
-    return Record(config=config, details=record, **known)
+    known = [name for name in _FIELDS if record.get(name) not in (None, "")]
+    names = ["schema", "status", *(n for n in options if n not in _FIELDS), *known]
+    names += [name for name in record if name not in _FIELDS]
+    return {name: record[name] for name in dict.fromkeys(names)}
 
 
 def format_summary_line(
@@ -225,8 +222,7 @@ def checkpoint_folder(
     """Return the hidden folder of the checkpoints of a run, or None if it has none."""
     if records_file is None or process_state().num_processes > 1:
         return None
-    name = compute_digest([json.dumps(fingerprint, sort_keys=True, default=str).encode()])
-    return records_file.with_name(f".{records_file.stem}-checkpoints") / name
+    return records_file.with_name(f".{records_file.stem}-checkpoints") / run_key(fingerprint)
 
 
 def remove_checkpoints(
@@ -280,7 +276,7 @@ class RunStore:
     def get_or_run(
         self,
         fingerprint: Mapping[str, Any],  # from `make_fingerprint`
-        run: Callable[[], Record | dict],  # what to call if nothing is stored
+        run: Callable[[], dict],  # what to call if nothing is stored
     ) -> dict:
         """Return the stored record of a run; without one, run it and store its record.
 
@@ -289,6 +285,4 @@ class RunStore:
         stored = self.find(fingerprint)
         if stored is not None:
             return stored
-        result = run()
-        record = result.to_dict() if isinstance(result, Record) else result
-        return self.add({**record, **fingerprint})
+        return self.add({**run(), **fingerprint})

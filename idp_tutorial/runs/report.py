@@ -41,7 +41,8 @@ __all__ = [
 N_BINS = 15  # bins of equal width from 0 to 1
 REPORT_FILE = "report.md"
 _MAX_ERRORS = 20  # errors in `report.md`; `errors.csv` has all
-_MAX_CONFUSION_CLASSES = 12  # a larger confusion matrix is only in its file and picture
+_MAX_CONFUSION_CLASSES = 12  # a larger confusion matrix is no table of `report.md`
+_MAX_DRAWN_CLASSES = 20  # the picture of a larger one has the classes with the most errors
 _TABLE_FILES = ("scores", "classes", "confusion", "calibration", "errors")
 _PICTURE_FILES = ("confusion", "calibration", "scatter", "curves")
 _SCORE_NAMES = {  # name in `scores.csv`: name in the text
@@ -362,33 +363,37 @@ def make_report(
 # ---- pictures
 
 
-def _draw_confusion(report: Report, figure: Any) -> None:
-    """Draw the confusion matrix, each row in percent of its label."""
-    from sklearn.metrics import ConfusionMatrixDisplay
+def _shorten_names(names: Sequence[Any]) -> list[str]:
+    """Return names of at most 24 characters; those that become equal get a number."""
+    texts = [str(name) for name in names]
+    short = [text if len(text) <= 24 else f"{text[:23]}…" for text in texts]
+    return [f"{i}: {s}" if short.count(s) > 1 else s for i, s in enumerate(short, 1)]
 
+
+def _draw_confusion(report: Report, figure: Any) -> None:
+    """Draw the confusion matrix of the classes with the most errors, in percent of each label."""
     assert report.confusion is not None
     counts = report.confusion.to_numpy()
-    share = 100 * counts / counts.sum(1, keepdims=True).clip(min=1)
+    n_errors = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
+    shown = np.sort(np.argsort(-n_errors, kind="stable")[:_MAX_DRAWN_CLASSES])
+    share = (100 * counts / counts.sum(1, keepdims=True).clip(min=1))[np.ix_(shown, shown)]
     # `$` in a name is a dollar sign, not the beginning of a formula
-    names = [str(name)[:20].replace("$", r"\$") for name in report.confusion]
-    n = len(names)
-    size = np.clip(0.55 * n + 1.4, 3.2, 16)  # inches
-    figure.set_size_inches(size + 1.2, size)
+    names = [name.replace("$", r"\$") for name in _shorten_names(report.confusion.columns)]
+    size = 0.42 * len(shown) + 1.8  # inches
+    figure.set_size_inches(size + 0.4, size)
     ax = figure.add_subplot()
-    display = ConfusionMatrixDisplay(share, display_labels=names)
-    many = n > 20
-    rotation = 90 if many else 45
-    display.plot(
-        ax=ax, cmap="Blues", values_format=".0f", include_values=n <= 60, xticks_rotation=rotation
-    )
-    if many:  # a matrix of many classes is read by its cells that are not 0
-        for cell in np.ravel(display.text_) if n <= 60 else ():
-            cell.set(fontsize=7, visible=cell.get_text() != "0")
-        ax.tick_params(labelsize=8)
-    if n > 60:  # too many to read
-        ax.set(xticks=[], yticks=[])
+    ax.imshow(share, cmap="Blues", vmin=0, vmax=100)
+    for (row, column), value in np.ndenumerate(share.round()):
+        if value:
+            color = "white" if value > 50 else "black"
+            ax.text(column, row, f"{value:.0f}", color=color, ha="center", va="center", fontsize=9)
+    labels = [names[i] for i in shown]
+    ax.set_xticks(range(len(shown)), labels, rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_yticks(range(len(shown)), labels)
     title = f"{report.n_rows:,} rows, accuracy {report.scores['accuracy']:.1f} %"
-    ax.set(xlabel="predicted", ylabel="true (each row in %)", title=title)
+    if len(shown) < len(counts):
+        title += f"\nthe {len(shown)} of {len(counts)} classes with the most errors"
+    ax.set(xlabel="predicted", ylabel="true (in % of the label)", title=title)
 
 
 def _draw_calibration(report: Report, figure: Any) -> None:
@@ -428,16 +433,20 @@ def _draw_curves(curves: Mapping[str, Mapping[str, Any]], figure: Any) -> None:
     """Draw the training loss and the validation score of runs over their steps."""
     figure.set_size_inches(7.5, 3.2)
     loss_axes, score_axes = figure.subplots(1, 2)
+    best = max(  # the first of the evaluations with the highest score
+        ((score, -step, name) for name, run in curves.items() for step, score in run["history"]),
+    )
     for name, run in curves.items():
         losses = run.get("losses") or []
         steps = run.get("steps_done") or len(losses)
         ends = np.linspace(0, steps, len(losses) + 1)[1:]
-        loss_axes.plot(ends, losses, lw=1, label=name)
-        if run.get("history"):
-            score_axes.plot(*zip(*run["history"]), "o-", ms=3, lw=1, label=name)
+        loss_axes.plot(ends, losses, lw=1)
+        score_axes.plot(*zip(*run["history"]), "o-", ms=3, lw=1, label=name)
     loss_axes.set(xlabel="step", ylabel="training loss")
     score_axes.set(xlabel="step", ylabel="validation score (%)")
-    score_axes.legend(fontsize=8)
+    figure.suptitle(f"best on validation: {best[2]}, {best[0]:.1f} at step {-best[1]}")
+    if len(curves) > 1:
+        figure.legend(loc="outside right center", fontsize=8)
 
 
 def _draw_pictures(

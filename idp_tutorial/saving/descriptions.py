@@ -32,7 +32,7 @@ from idp_tutorial.backbones.load import find_local_backbone, load_backbone
 from idp_tutorial.core.backbone import Backbone, backbone_id
 from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.data.task import Task
-from idp_tutorial.utils.checks import MissingFileError, UserError
+from idp_tutorial.utils.checks import MissingFileError, UserError, is_number
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import collect_versions, config_fingerprint, renew_digests
 from idp_tutorial.utils.schemas import Count, check_schema
@@ -232,12 +232,11 @@ def _check_prompt_sizes(cfg: RunConfig, tensors: Mapping[str, Tensor], source: A
     The model is built before its shapes can be compared, and a size of a billion fills the memory.
     """
     n_parameters = sum(tensor.numel() for tensor in tensors.values())
-    for name in ("prompt_length", "bottleneck", "n_prompts", "update_rank"):
-        size = cfg.get(name)
-        if size is not None and size > max(n_parameters, 1000):
+    for name, size in vars(cfg.method_config).items():
+        if is_number(size, int) and size > max(n_parameters, 1000):
             raise UserError(
-                f"{source} has {name}={size:,} and only {n_parameters:,} parameters: its config "
-                "belongs to another model. Save the model again."
+                f"{source} has {name}={size:,} and only {n_parameters:,} parameters: save the "
+                "model again."
             )
 
 
@@ -370,7 +369,7 @@ def _locate_backbone(saved_backbone: dict[str, Any], name: str) -> str | None:
     """Return the name or the path to load; return None for a folder that is not known."""
     if not saved_backbone["local"]:
         return name
-    path = recall_backbone_path(saved_backbone["digests"][saved_backbone["dtype"]])
+    path = recall_backbone_path(saved_backbone["digests"].get(saved_backbone["dtype"], ""))
     if path is None and Path(name, "config.json").is_file():
         return name
     return None if path is None else str(path)
@@ -386,14 +385,9 @@ def load_saved_backbone(
 ) -> Backbone:
     """Load the backbone of a saved model, and compare its weights with the saved digest.
 
-    Raises: `MissingFileError` if its folder is not known, `UserError` if its weights differ or have
-    no digest.
+    Raises: `MissingFileError` if its folder is not known, `UserError` if its weights differ.
     """
     hint = "give its folder or name (bb=…)"
-    if saved_backbone["dtype"] not in saved_backbone["digests"]:
-        raise UserError(
-            f"{dependent} have no digest of their backbone's weights: save the model again."
-        )
     location = _locate_backbone(saved_backbone, name) if bb is None else bb
     if location is None:
         raise MissingFileError(

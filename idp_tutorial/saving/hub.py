@@ -152,10 +152,7 @@ def resolve_model_folder(
     repo, name_revision = split_revision(str(name))
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         if revision:
-            raise UserError(
-                f"revision={revision!r} cannot be used with the folder {folder}: only a repository "
-                "of the hub has revisions."
-            )
+            raise UserError(f"{folder}: only a repository of the hub has revisions.")
         return folder
     try:
         return Path(

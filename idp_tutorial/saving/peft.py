@@ -20,7 +20,7 @@ from torch import Tensor
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.backbone_edits import revert_backbone
 from idp_tutorial.saving.descriptions import tensor_shapes
@@ -52,14 +52,12 @@ def _check_peft_compatible(cfg: RunConfig, bb: Backbone) -> None:
         )
     if method in ("prompt-tuning", "p-tuning-v2") and not bb.causal:
         raise UserError(
-            f"{method!r} on {bb.family} cannot be converted: for encoders peft inserts a prompt in "
-            "front of <s>, reads the first virtual token, and has no prefix of keys and values. "
-            "Use a decoder."
+            f"{method!r} on {bb.family} cannot be converted: for encoders peft inserts a prompt "
+            "in front of <s>, and has no prefix of keys and values. Use a decoder."
         )
     if method == "p-tuning-v2" and cfg.get("insertion") not in (None, "kv"):
         raise UserError(
-            f"'p-tuning-v2' with insertion={cfg.get('insertion')!r} cannot be converted, because "
-            "peft's prefix is keys and values: use insertion='kv'."
+            f"insertion={cfg.get('insertion')!r} cannot be converted: peft has only insertion='kv'."
         )
 
 
@@ -72,12 +70,12 @@ def _lora_parameters(bb: Backbone) -> dict[str, Tensor]:
     }
 
 
-def _prompt_tensors(model: PromptedModel) -> list[Tensor]:
+def _prompt_tensors(model: PlannedModel) -> list[Tensor]:
     """Return the prompt of each layer in the order of the layers."""
     return [model.plan[layer].source.p for layer in sorted(model.plan)]  # type: ignore[attr-defined]
 
 
-def _peft_tensors(model: PromptedModel, cfg: RunConfig) -> dict[str, Tensor]:
+def _peft_tensors(model: PlannedModel, cfg: RunConfig) -> dict[str, Tensor]:
     if PEFT_TYPES[cfg.method] == "LORA":
         parameters = _lora_parameters(model.backbone)
         return {name: p.detach().cpu().contiguous() for name, p in parameters.items()}
@@ -86,7 +84,7 @@ def _peft_tensors(model: PromptedModel, cfg: RunConfig) -> dict[str, Tensor]:
     return {_PROMPT_TENSOR_NAME: torch.cat(prompts, 1).contiguous()}
 
 
-def _build_peft_config(model: PromptedModel, cfg: RunConfig) -> Any:
+def _build_peft_config(model: PlannedModel, cfg: RunConfig) -> Any:
     from peft import PrefixTuningConfig, PromptTuningConfig
 
     bb = model.backbone
@@ -107,7 +105,7 @@ def _build_peft_config(model: PromptedModel, cfg: RunConfig) -> Any:
 
 
 def to_peft(
-    model: PromptedModel,  # trained model
+    model: PlannedModel,  # trained model
     cfg: RunConfig,  # config that the model was built with
     folder: Path | str,  # folder to write, created if missing
 ) -> Path:  # the folder, which `peft.PeftModel.from_pretrained` can read
@@ -174,7 +172,7 @@ def _config_from_peft(peft_config: dict[str, Any], cfg: RunConfig) -> RunConfig:
 
 
 def _pair_tensors(
-    model: PromptedModel,
+    model: PlannedModel,
     cfg: RunConfig,
     peft_config: dict[str, Any],
     saved: dict[str, Tensor],
@@ -215,7 +213,7 @@ def from_peft(
     task: Task,  # task of the model
     # config with the options of the head; method and sizes are taken from the folder
     cfg: RunConfig | None = None,
-) -> tuple[PromptedModel, RunConfig]:  # a classification head has its initial values
+) -> tuple[PlannedModel, RunConfig]:  # a classification head has its initial values
     """Read a prompt or LoRA's matrices that peft trained.
 
     Raises: `UserError` if it belongs to another model, or was trained with options that differ.

@@ -28,7 +28,7 @@ from idp_tutorial.assembly.config import RunConfig, refuse_control
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES, cast_weights
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.saving import hub as hub_models
 from idp_tutorial.saving.descriptions import (
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-def _describe_original_backbone(model: PromptedModel, cfg: RunConfig) -> dict[str, Any]:
+def _describe_original_backbone(model: PlannedModel, cfg: RunConfig) -> dict[str, Any]:
     """Describe the backbone as it was before training."""
     is_changed = any(name.startswith("lm.") for name in model.trained_parameters())
     is_sharded = any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
@@ -66,7 +66,7 @@ def _describe_original_backbone(model: PromptedModel, cfg: RunConfig) -> dict[st
 
 
 def word_vectors_digest(
-    model: PromptedModel,
+    model: PlannedModel,
 ) -> str | None:  # None: the model reads no word vectors
     """Return the digest of the GloVe vectors that the prompt sources of a model read."""
     digests = (source.state_digest() for source in model.prompt_sources())
@@ -80,7 +80,7 @@ def _gather_full_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu()
 
 
-def _source_formulas(model: PromptedModel) -> list[str]:
+def _source_formulas(model: PlannedModel) -> list[str]:
     """Return the docstrings of the prompt sources, each on one line and once."""
     docstrings = (type(source).__doc__ or "" for source in model.sources)
     lines = (" ".join(docstring.split()) for docstring in docstrings)
@@ -88,7 +88,7 @@ def _source_formulas(model: PromptedModel) -> list[str]:
 
 
 def save_pretrained(
-    model: PromptedModel,  # the trained model
+    model: PlannedModel,  # the trained model
     folder: Path | str,  # created if missing; an older model in it is replaced in one step
     task: Task,  # task of the model; its examples are not saved
     cfg: RunConfig,  # config that the model was built with
@@ -138,7 +138,7 @@ def from_pretrained(
     # dtype of the backbone's weights, 'float32', 'bfloat16' or 'int8' (not for methods that train
     # the backbone); None: that of training
     dtype: str | None = None,
-) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
+) -> tuple[PlannedModel, Task, RunConfig]:  # the model is in eval mode
     """Load a model that `save_pretrained` wrote.
 
     Prompts and heads are float32 with every `dtype`.
@@ -155,7 +155,7 @@ def build_saved_model(
     glove: Path | str | None = None,  # as for `from_pretrained`
     token: str | None = None,  # access token of the hub, for the backbone
     dtype: str | None = None,  # as for `from_pretrained`
-) -> tuple[PromptedModel, Task, RunConfig]:  # the model is in eval mode
+) -> tuple[PlannedModel, Task, RunConfig]:  # the model is in eval mode
     """Build a saved model that is already read, and load its backbone.
 
     Raises: `UserError` if the backbone or the word vectors are not those of training.
@@ -165,8 +165,8 @@ def build_saved_model(
     if dtype is not None:
         if isinstance(bb, Backbone):
             raise UserError(
-                f"dtype={dtype!r} cannot be used with a backbone that is loaded already: give its "
-                "folder or name, or load it with this dtype."
+                f"dtype={dtype!r} cannot be used with a backbone that is loaded already: "
+                "give its name."
             )
         cfg = cfg.with_options(dtype=dtype)
     bb = load_saved_backbone(
@@ -177,39 +177,31 @@ def build_saved_model(
         token=token,
         dtype=weights_dtype(cfg),
     )
-    if glove is None and cfg.get("glove") and description.get("glove"):
-        raise UserError(
-            f"the prompts of {folder} were trained with the word vectors of the file "
-            f"{cfg.get('glove')!r}, which is not saved with them: give its path (glove=…)."
-        )
     # only a file that the user gave is opened, never the one in the saved config
     model = build_model(cfg.with_options(glove=str(glove) if glove else None), bb, task)
     if word_vectors_digest(model) != description.get("glove"):
         raise UserError(
             f"the prompts of {folder} belong to other word vectors than those of "
-            f"{glove or 'the bundled backbone'}: give the file they were trained with (glove=…)."
+            f"{glove or 'the bundled backbone'}: give the path of the file "
+            f"{cfg.get('glove') or 'that they were trained with'} (glove=…)."
         )
     tensors = trained_state(model)
     if tensor_shapes(tensors) != tensor_shapes(saved_tensors):
         raise UserError(
-            f"the tensors of {folder} do not fit the model that its config describes, probably "
-            "because another version saved it: train it again."
+            f"the tensors of {folder} do not fit the model that its config describes: train it "
+            "again."
         )
     restore_state(tensors, saved_tensors)
     if dtype is not None and weights_dtype(cfg) != dtype:  # training needed float32
-        if dtype == "int8":
-            raise UserError(
-                f"dtype='int8' cannot be used with method {cfg.method!r}, which trains the "
-                "backbone: use 'float32' or 'bfloat16'."
-            )
-        cast_weights(model.lm, DTYPES[check_choice(dtype, DTYPES, "dtype")])
+        hint = f"method {cfg.method!r} trains the backbone"
+        cast_weights(model.lm, DTYPES[check_choice(dtype, DTYPES, "dtype", hint)])
     backbone = bb.name if Path(bb.name).is_dir() else cfg.backbone
     glove_path = cfg.get("glove") if glove is None else str(glove)
     return model.eval(), task, cfg.with_options(backbone=backbone, glove=glove_path)
 
 
 def load_first_stage(
-    model: PromptedModel,  # model of the second stage, which is changed in place
+    model: PlannedModel,  # model of the second stage, which is changed in place
     folder: Path | str,  # folder of the first stage
 ) -> list[str]:  # names of the tensors that were copied
     """Initialise a model with what an earlier stage trained, and with its head if it fits.

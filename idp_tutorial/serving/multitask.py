@@ -23,9 +23,9 @@ from torch import Tensor
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.loop import apply_step, begin_pass
+from idp_tutorial.core.loop import walk_layers
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
-from idp_tutorial.core.prompted_model import PromptedModel
 from idp_tutorial.core.steps import Plan
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
@@ -46,7 +46,7 @@ __all__ = ["run_joint_batch", "TaskModel", "MultiTaskModel"]
 class TaskModel(NamedTuple):
     """A trained model of one task, with the task and the config that built it."""
 
-    model: PromptedModel  # prompt and head; all tasks of a `MultiTaskModel` share the backbone
+    model: PlannedModel  # prompt and head; all tasks of a `MultiTaskModel` share the backbone
     task: Task  # labels, template and label words
     cfg: RunConfig  # the config that `build_model` was called with
 
@@ -78,8 +78,7 @@ def _join_keys_values(
 
 
 def _run_layer_jointly(
-    layer: int,
-    ctxs: Sequence[Context],  # one per task; their hidden states are replaced
+    ctxs: Sequence[Context],  # one per task, after the layer; their hidden states are replaced
     kvs: Sequence[PromptKeyValues | None],  # one per task
 ) -> None:
     """Run one layer once, on the examples of all tasks."""
@@ -93,8 +92,10 @@ def _run_layer_jointly(
     key_mask = torch.cat(
         [_pad_to_length(mask.new_ones(n, count), t) for n, count in zip(batch_sizes, key_counts)]
     )
-    layer_kwargs = bb.layer_kwargs_by_type(mask, h, key_mask)
-    h = bb.run_layer(layer, h, layer_kwargs, _join_keys_values(kvs, batch_sizes, t))
+    is_padded = [c.batch.has_padding or c.h.shape[1] < T for c in ctxs]
+    has_padding = any(is_padded) or min(key_counts) < t
+    layer_kwargs = bb.layer_kwargs_by_type(mask, h, key_mask, has_padding)
+    h = bb.run_layer(ctxs[0].layer - 1, h, layer_kwargs, _join_keys_values(kvs, batch_sizes, t))
     for ctx, task_h in zip(ctxs, h.split(batch_sizes)):
         ctx.h = task_h[:, : ctx.h.shape[1]]
 
@@ -103,21 +104,22 @@ def run_joint_batch(
     bb: Backbone,
     # one per task, with `input_ids`, `attention_mask`, `token_type_ids` `[B,T]`, which may differ
     # in size, and `mask_position` `[B]` if the task has a template
-    batches: list[dict],
+    batches: Sequence[dict],
     plans: Sequence[Plan],  # one per task: layer → step
 ) -> list[Context]:  # one per task, as `run_layers` returns it
     """Run several plans at once: each layer runs once, on the examples of all tasks."""
-    contexts = [begin_pass(bb, batch, plan) for batch, plan in zip(batches, plans)]
-    for layer in range(bb.n_layers):
-        kvs = []
-        for ctx, plan in zip(contexts, plans):
-            ctx.layer = layer
-            kvs.append(apply_step(ctx, plan))
-        _run_layer_jointly(layer, contexts, kvs)
+    kvs: list[PromptKeyValues | None] = []  # of the layer that all walks have reached, one per task
+    walks = [
+        walk_layers(bb, batch, plan, run=lambda ctx, kv: kvs.append(kv))
+        for batch, plan in zip(batches, plans)
+    ]
+    for contexts in zip(*walks):  # the walks have applied their steps, and leave the layer to us
+        if kvs:
+            _run_layer_jointly(contexts, kvs)
+        kvs.clear()
     for ctx in contexts:
-        ctx.layer = bb.n_layers
         ctx.h = bb.norm(ctx.h)
-    return contexts
+    return list(contexts)
 
 
 def _refuse_changed_weights(name: str, method: str) -> NoReturn:
@@ -135,7 +137,7 @@ def _validate_one_pass(name: str, task_model: TaskModel) -> None:
             f"the task {name!r} generates text token by token, but a joint batch needs tasks that "
             "predict classes or numbers in one pass. Leave it out, and call `generate` for it."
         )
-    if type(task_model.model) is not PromptedModel:
+    if type(task_model.model) is not PlannedModel:
         raise UserError(
             f"{name!r} is a {type(task_model.model).__name__}, which needs passes of its own and "
             "cannot join a joint batch: use a method with prompts."
@@ -231,7 +233,7 @@ class MultiTaskModel:
         batches = []
         for indices in indices_by_task.values():
             batch = collate([examples[i] for i in indices], self.backbone.pad_id)
-            batches.append({k: v.to(self.backbone.device) for k, v in batch.items()})
+            batches.append(batch.to(self.backbone.device))
         contexts = run_joint_batch(self.backbone, batches, [model.plan for model in models])
         outputs: list[Any] = [None] * len(examples)
         for indices, model, ctx in zip(indices_by_task.values(), models, contexts):

@@ -22,13 +22,7 @@ from idp_tutorial.data.file_readers import parse_json_object
 from idp_tutorial.data.rows import require_text
 from idp_tutorial.serving.limits import ServerLimits
 from idp_tutorial.serving.multitask import MultiTaskModel
-from idp_tutorial.utils.checks import (
-    Range,
-    UserError,
-    check_name,
-    is_panic,
-    require_packages,
-)
+from idp_tutorial.utils.checks import UserError, check_name, is_panic, require_packages
 
 logger = logging.getLogger(__name__)
 
@@ -184,7 +178,7 @@ class Batcher:
         max_wait: float,  # seconds that the first row waits for others
     ) -> None:
         self.predict_rows = predict_rows
-        self.batch_size = Range(1).check(batch_size, "batch_size")
+        self.batch_size = batch_size
         self.max_wait = max_wait
         self.n_waiting = 0  # rows without a prediction
         self.queue: asyncio.Queue = asyncio.Queue()

@@ -22,7 +22,7 @@ from ..data.encoding import make_dataloader
 from ..core.backbone import Backbone, backbone_id, in_eval_mode
 from ..core.single_position import compute_sentence_vector
 from ..core.loop import run_layers
-from ..core.prompted_model import PromptedModel
+from ..core.planned_model import PlannedModel
 from .state_store import StateStore, cache_size_bytes, example_key
 
 # %% ../../nbs/engine/training/cache.ipynb #5c0ac4e1
@@ -59,8 +59,7 @@ def iterate_states(
     """
     with in_eval_mode(bb):
         for batch in make_dataloader(examples, batch_size, bb.pad_id, group_by_length=False):
-            batch = {k: v.to(bb.device) for k, v in batch.items()}
-            states = compute_states(batch).float().cpu().numpy()
+            states = compute_states(batch.to(bb.device)).float().cpu().numpy()
             with np.errstate(over="ignore"):
                 converted = states.astype(dtype)
             if not np.isfinite(converted).all():
@@ -150,7 +149,7 @@ def cache_states(
 
 # %% ../../nbs/engine/training/cache.ipynb #03e833d1
 def attach_cached_states(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`
     # `cache`, `cache_dtype`, `cache_dir`, `batch_size` and `precision` are read
     cfg: TrainingConfig,
@@ -187,7 +186,7 @@ def attach_cached_states(
     return examples
 
 
-def required_sentence_vectors(model: PromptedModel) -> list[str]:
+def required_sentence_vectors(model: PlannedModel) -> list[str]:
     """Return which of 'sentence' and 'mean_sentence' the sources of a model read."""
     if any(p.requires_grad for p in model.lm.parameters()):
         return []  # they change with the backbone

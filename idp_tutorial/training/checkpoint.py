@@ -25,10 +25,14 @@ from torch import Tensor
 
 from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.devices import GPU_TYPES, gpu_random_states, set_gpu_random_states
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state
+from idp_tutorial.core.planned_model import PlannedModel, restore_state
 from idp_tutorial.training.config import TrainingConfig
-from idp_tutorial.training.distributed import StepMeasurements, all_gather_objects
-from idp_tutorial.utils.checks import UserError, check_writable_folder
+from idp_tutorial.training.distributed import (
+    StepMeasurements,
+    all_gather_objects,
+    gather_results,
+)
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.digests import compute_digest, file_digest
 from idp_tutorial.utils.records import config_fingerprint, describe_differences
 from idp_tutorial.utils.schemas import Count, check_schema, check_structure
@@ -48,17 +52,17 @@ __all__ = [
 
 
 # training can change the backbone of a model, which may be interrupted and then resumed
-_initial_ids: WeakKeyDictionary[PromptedModel, str] = WeakKeyDictionary()
+_initial_ids: WeakKeyDictionary[PlannedModel, str] = WeakKeyDictionary()
 
 
-def _initial_backbone_id(model: PromptedModel) -> str:
+def _initial_backbone_id(model: PlannedModel) -> str:
     """Return the `backbone_id` of the first call, which comes before any training."""
     if model not in _initial_ids:
         _initial_ids[model] = backbone_id(model.backbone)
     return _initial_ids[model]
 
 
-def _iterate_frozen_weights(model: PromptedModel) -> Iterator[bytes | np.ndarray]:
+def _iterate_frozen_weights(model: PlannedModel) -> Iterator[bytes | np.ndarray]:
     """Yield name and bytes of each parameter outside the backbone that is not trained."""
     trained = model.trained_parameters()
     in_backbone = set(model.backbone.base.parameters())
@@ -69,7 +73,7 @@ def _iterate_frozen_weights(model: PromptedModel) -> Iterator[bytes | np.ndarray
 
 
 def run_fingerprint(
-    model: PromptedModel,  # before training
+    model: PlannedModel,  # before training
     splits: Sequence[Sequence[dict]],  # encoded examples of training and validation
     cfg: TrainingConfig,
     lr: float,  # learning rate of the run
@@ -214,12 +218,9 @@ class Checkpoint:
         run_fingerprint: dict,  # from `run_fingerprint`
         interval: int,  # steps between two checkpoints; the last step is always saved
     ) -> None:
-        if interval < 1:
-            raise UserError(f"save_every must be at least 1 step, got {interval}.")
         self.folder = Path(folder)
         self.run_fingerprint = run_fingerprint
         self.interval = interval
-        check_writable_folder(folder, "checkpoint_dir=")
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def save(
@@ -278,22 +279,21 @@ class Checkpoint:
         """Read on every process; an error of one process is raised on all, so that none waits."""
         if acc.distributed_type == "FSDP":
             raise UserError(
-                "checkpoints are not supported with FSDP, where no process holds a whole tensor. "
-                "Use DDP (prompts are small), or pass checkpoint_dir=None (save_every=0)."
+                "checkpoints are not supported with FSDP, where no process holds a whole tensor: "
+                "use DDP, or save_every=0."
             )
-        content = None
-        try:
+        content: dict | None = None
+
+        def read_step() -> int:
+            """Read the checkpoint of this process, and return its step."""
+            nonlocal content
             content = self.read()
-            result: int | str = content["progress"]["step"] if content else 0
-        except ValueError as e:
-            result = str(e)
-        results = all_gather_objects(result)
-        for other in (result, *results):
-            if isinstance(other, str):
-                raise UserError(other)
-        if len(set(results)) > 1:
+            return content["progress"]["step"] if content else 0
+
+        steps = gather_results(read_step)
+        if len(set(steps)) > 1:
             raise UserError(
-                f"the processes read different checkpoints from {self.folder} (steps {results}). "
+                f"the processes read different checkpoints from {self.folder} (steps {steps}). "
                 "All machines need the same shared folder."
             )
         return content

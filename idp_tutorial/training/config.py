@@ -12,7 +12,7 @@ from idp_tutorial.core.dtypes import INT4_HINT
 from idp_tutorial.core.heads import HeadConfig
 from idp_tutorial.data.metrics import METRICS
 from idp_tutorial.data.task import TaskConfig
-from idp_tutorial.utils.checks import Range, UserError, check_choice, check_name
+from idp_tutorial.utils.checks import Range, check_choice, check_name
 from idp_tutorial.utils.options import check_options
 
 __all__ = ["MachineConfig", "TrainingConfig"]
@@ -122,12 +122,6 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
         check_options(self)
         if self.metric == "log_loss":
             object.__setattr__(self, "metric", "neg_log_loss")
-        if self.cache in ("hidden", "both") and self.dropout_below_prompt:
-            raise UserError(
-                f"cache={self.cache!r} cannot be used with dropout_below_prompt=True: dropout "
-                "below the prompt changes the hidden states in each epoch, so nothing can be kept. "
-                "Use dropout_below_prompt=False, or cache='none' or 'sentence'."
-            )
 
     @property
     def run_name(self) -> str:

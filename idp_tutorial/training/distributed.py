@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from typing import Any
 
 # %% ../../nbs/engine/training/distributed.ipynb #4b6e9ea3
+from ..utils.batch import Batch
 from ..utils.checks import DivergenceError, UserError
 from .config import TrainingConfig
 from ..data.encoding import make_dataloader, collate
 from ..core.heads import ClassificationHead, GenerationHead, VerbalizerHead
-from ..core.prompted_model import PromptedModel
+from ..core.planned_model import PlannedModel
 from ..utils.schemas import Count
 
 # %% ../../nbs/engine/training/distributed.ipynb #97fe1c21
@@ -49,7 +50,7 @@ def iterate_step_batches(
     pad_id: int,
     skip_steps: int = 0,  # steps that an earlier start of the run has taken
     head: nn.Module | None = None,  # head of the model, for `make_loss_weight`
-) -> Iterator[list[tuple[dict, float]]]:
+) -> Iterator[list[tuple[Batch, float]]]:
     """Yield this process's (batch, weight of its loss) pairs of each step, without end."""
     n_parts = acc.num_processes * cfg.accumulate
     if cfg.accumulate > max(1, len(examples)):
@@ -192,7 +193,7 @@ def _split_by_weight_decay(group: dict, without_decay: set[int]) -> list[dict]:
 
 
 def create_optimizer(
-    model: PromptedModel,
+    model: PlannedModel,
     cfg: TrainingConfig,
     lr: float,  # learning rate of the run; `cfg.head_lr` is that of the head
 ) -> torch.optim.AdamW:
@@ -213,7 +214,7 @@ def create_optimizer(
 # %% ../../nbs/engine/training/distributed.ipynb #7edd3256
 @contextmanager
 def compile_trained_layers(
-    model: PromptedModel,
+    model: PlannedModel,
     enabled: bool = True,  # False: nothing is compiled
     **compile_kwargs: Any,  # arguments of `torch.compile`, such as `backend`
 ) -> Iterator[None]:

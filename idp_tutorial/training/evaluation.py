@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.heads import prediction_loss
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.encoding import check_batching, collate, make_dataloader
 from idp_tutorial.data.rows import require_utf8
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import DivergenceError, UserError
 
 __all__ = [
@@ -81,7 +82,7 @@ def batch_by_length(
 
 @torch.inference_mode()
 def predict_logits(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`
     batch_size: int = 128,
     device: torch.device | str = "cpu",
@@ -98,7 +99,7 @@ def predict_logits(
     outputs = []
     for indices in batches:
         batch = collate([examples[i] for i in indices], model.backbone.pad_id)
-        outputs.append(model({k: v.to(device) for k, v in batch.items()}).float().cpu())
+        outputs.append(model(batch.to(device)).float().cpu())
     logits = torch.cat(outputs)
     if not logits.isfinite().all():
         cause = explain_non_finite(model, "The training has diverged")
@@ -108,7 +109,7 @@ def predict_logits(
 
 
 def generate_answers(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`; tokens from `answer_start` on are ignored
     task: Task,
     batch_size: int = 128,
@@ -124,7 +125,7 @@ def generate_answers(
         if len(generated) != len(indices):
             raise UserError(
                 f"generate_ids returned {len(generated)} answers to {len(indices)} texts: one each "
-                "is needed. Leave num_return_sequences out, or call generate_ids itself."
+                "is needed, without num_return_sequences."
             )
         for i, ids in zip(indices, generated):
             answers[i] = " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
@@ -132,7 +133,7 @@ def generate_answers(
 
 
 def model_outputs(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],
     task: Task,
     batch_size: int = 128,
@@ -145,7 +146,7 @@ def model_outputs(
 
 
 def evaluate(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`
     task: Task,
     batch_size: int = 128,
@@ -169,7 +170,7 @@ def compute_output_loss(
         return None
     labels = torch.tensor([e["label"] for e in examples], device=outputs.device)
     if task.is_regression:
-        labels = scale_labels(dict(label=labels.double()), task)["label"]
+        labels = scale_labels(Batch(dict(label=labels.double())), task)["label"]
     elif task.multi_label:
         labels = labels.double()
     return prediction_loss(outputs.double(), labels).item()
@@ -178,7 +179,7 @@ def compute_output_loss(
 def iterate_batches(bb: Backbone, examples: Sequence[dict], batch_size: int) -> Iterator[dict]:
     """Yield batches of the examples in the given order, on the backbone's device."""
     for batch in make_dataloader(examples, batch_size, bb.pad_id, group_by_length=False):
-        yield {k: v.to(bb.device) for k, v in batch.items()}
+        yield batch.to(bb.device)
 
 
 def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict:
@@ -205,7 +206,7 @@ def require_text_columns(task: Task, row: dict, where: str = "this row") -> dict
 
 
 def generate(
-    model: PromptedModel,
+    model: PlannedModel,
     texts: Sequence[str | dict],  # texts, or rows with `sentence1` and, for pairs, `sentence2`
     task: Task,
     cfg: TrainingConfig,
@@ -213,11 +214,7 @@ def generate(
 ) -> list[str]:
     """Return the texts that a model generates for new texts."""
     if not task.is_generation:
-        kind = "a number" if task.is_regression else "a label"
-        raise UserError(
-            f"task {task.name!r} is answered with {kind}, not with a text: use `predict`, or a "
-            "task with is_generation=True."
-        )
+        raise UserError(f"task {task.name!r} is not answered with a text: use `predict`.")
     rows = [dict(sentence1=text) if isinstance(text, str) else text for text in texts]
     return [p["generated"] for p in predict(model, task, cfg, rows, **generation_kwargs)]
 
@@ -243,7 +240,7 @@ def format_predictions(
 
 
 def predict(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,
     cfg: TrainingConfig,  # `max_len`, `head` and `template` determine how texts are encoded
     # `sentence1`, for pairs `sentence2`; `group` where the task chooses among rows

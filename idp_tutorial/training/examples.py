@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from idp_tutorial.core.backbone import Backbone
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.training.cache import attach_cached_states
 from idp_tutorial.training.config import TrainingConfig
@@ -119,12 +119,12 @@ def encode_rows(
     )
 
 
-def select_template(model: PromptedModel, cfg: TrainingConfig) -> str | None:
+def select_template(model: PlannedModel, cfg: TrainingConfig) -> str | None:
     """Return the config's template if the head reads a mask or generates text, or None."""
     return cfg.template if model.head.pooling in ("mask", "answer") else None
 
 
-def precompute_source_inputs(model: PromptedModel, examples: Sequence[dict]) -> Sequence[dict]:
+def precompute_source_inputs(model: PlannedModel, examples: Sequence[dict]) -> Sequence[dict]:
     """Return the examples with what the prompt sources compute from each text beforehand."""
     for source in model.prompt_sources():
         examples = source.prepare(examples)
@@ -132,7 +132,7 @@ def precompute_source_inputs(model: PromptedModel, examples: Sequence[dict]) -> 
 
 
 def encode_for_model(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,
     cfg: TrainingConfig,  # `max_len` and `template` are read
     rows: list[dict],
@@ -146,7 +146,7 @@ def encode_for_model(
 
 
 def encode_for_evaluation(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,
     cfg: TrainingConfig,
     rows: list[dict],
@@ -165,7 +165,7 @@ def _input_lengths(examples: Sequence[dict]) -> np.ndarray:
 
 
 def count_cut_texts(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,
     cfg: TrainingConfig,  # `max_len` and `template` are read
     rows: Sequence[dict],
@@ -200,7 +200,7 @@ def _log_cut_texts_once(task_name: str, n_cut: int, n_rows: int, max_len: int) -
 
 def encode_training_splits(
     acc: Any,  # an `Accelerator`
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,  # with its splits
     cfg: TrainingConfig,
 ) -> tuple[Sequence[dict], Sequence[dict], int]:

@@ -15,13 +15,14 @@ from torch import Tensor
 from typing import Any, NoReturn
 
 # %% ../../nbs/engine/training/fit.ipynb #dcc39e91
+from ..utils.batch import Batch
 from ..utils.checks import DivergenceError, UserError
 from .config import TrainingConfig
 from ..data.task import Task, scale_labels
 from ..utils.durable_files import folder_lock
 from ..utils.tensor_files import remove_snapshots
-from idp_tutorial.core.prompted_model import (
-    PromptedModel,
+from idp_tutorial.core.planned_model import (
+    PlannedModel,
     copy_state,
     restore_state,
     trained_state,
@@ -84,7 +85,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        model: PromptedModel,
+        model: PlannedModel,
         task: Task,
         cfg: TrainingConfig,
         lr: float | None,  # learning rate to use; `cfg.lr` is not read
@@ -220,13 +221,13 @@ class TrainingRun:
 
     def _optimizer_step(
         self,
-        batches: list[tuple[dict, float]],  # (batch, weight of its loss)
+        batches: list[tuple[Batch, float]],  # (batch, weight of its loss)
     ) -> Tensor:
         """Update the parameters; return the mean loss over the step of all processes."""
         acc = self.acc
         mean_loss = torch.zeros((), device=acc.device)
         for batch, weight in batches:
-            batch = scale_labels({k: v.to(acc.device) for k, v in batch.items()}, self.task)
+            batch = scale_labels(batch.to(acc.device), self.task)
             with (
                 acc.accumulate(self.prepared_model),
                 acc.autocast(),
@@ -333,7 +334,7 @@ class TrainingRun:
 # %% ../../nbs/engine/training/fit.ipynb #0d0a4880
 @exclusive_random_numbers()
 def fit(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,  # with its splits
     cfg: TrainingConfig,
     lr: float | None = None,  # learning rate; None: `cfg.lr`

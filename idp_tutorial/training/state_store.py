@@ -11,7 +11,6 @@ neither has to fit into memory. (A `.npy` or safetensors file would need all sta
 would write through the memory map, where a full disk kills the process.)
 """
 
-import hashlib
 import os
 import shutil
 import warnings
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from idp_tutorial.utils.checks import Range, UserError, parse_number
+from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import open_atomically, remove_stale_part_files
 
 __all__ = [
@@ -34,12 +34,9 @@ __all__ = [
 ]
 
 
-def _blake2b_digest(size: int, *blocks: Any) -> bytes:
+def _digest(size: int, *blocks: Any) -> bytes:
     """Return a digest of `size` bytes of all blocks in order."""
-    digest = hashlib.blake2b(digest_size=size)
-    for block in blocks:
-        digest.update(block)
-    return digest.digest()
+    return bytes.fromhex(compute_digest(blocks, size))
 
 
 def example_key(example: dict) -> bytes:
@@ -47,7 +44,7 @@ def example_key(example: dict) -> bytes:
     ids = example["input_ids"]
     answer_start = [example["answer_start"]] if "answer_start" in example else []
     numbers = [len(ids), *ids, *example["token_type_ids"], *answer_start]
-    return _blake2b_digest(16, np.array(numbers, np.int32))
+    return _digest(16, np.array(numbers, np.int32))
 
 
 # one entry of the index: key of the text, position after its last state, digest of its states
@@ -66,21 +63,6 @@ def cache_size_bytes(
     return states + len(lengths) * INDEX_DTYPE.itemsize + INDEX_FOOTER_BYTES
 
 
-_RESERVED_BYTES = 2**26  # that must stay free: 64 MiB
-
-
-def _check_disk_space(folder: Path, required_bytes: int, description: str) -> None:
-    """Raise `UserError` if a part does not fit on the disk of a folder."""
-    free = shutil.disk_usage(folder).free
-    if required_bytes + _RESERVED_BYTES > free:
-        raise UserError(
-            f"{description} needs {required_bytes / 1e6:,.1f} MB in {folder}, where "
-            f"{free / 1e6:,.1f} MB are free; nothing is written. Set cache_dir to a larger "
-            "disk, halve the size with cache_dtype='float16', use fewer or shorter texts (shots, "
-            "max_len), or train with cache='none'."
-        )
-
-
 def _cache_limit_bytes() -> float:
     """Return the maximum size of all caches together in bytes, from `IDP_CACHE_LIMIT` (GB)."""
     value = os.environ.get("IDP_CACHE_LIMIT") or "50"
@@ -93,21 +75,29 @@ def _cache_limit_bytes() -> float:
         ) from None
 
 
-def _evict_least_recently_used(
+_RESERVED_BYTES = 2**26  # of the disk, which must stay free: 64 MiB
+
+
+def _make_room(
     root: Path, required_bytes: int, description: str, parts_in_use: Collection[Path]
 ) -> None:
-    """Delete the least recently used parts until `required_bytes` more are within the limit."""
-    limit = _cache_limit_bytes()
-    if required_bytes > limit:
-        raise UserError(
-            f"{description} needs {required_bytes / 1e6:,.1f} MB, and IDP_CACHE_LIMIT allows "
-            f"{limit / 1e6:,.1f} MB for all caches: increase it, or train with cache='none'."
-        )
+    """Delete the least recently used parts until `required_bytes` more are within the limit.
+
+    The limit is `IDP_CACHE_LIMIT`, or what the disk can have beside other files.
+    """
     stats = {}
     for part in root.glob("*/*/*.states"):
         with suppress(FileNotFoundError):  # another process may have deleted it
             stats[part] = part.stat()
     total = sum(stat.st_size for stat in stats.values())
+    free = shutil.disk_usage(root).free
+    limit = min(_cache_limit_bytes(), total + free - _RESERVED_BYTES)
+    if required_bytes > limit:
+        raise UserError(
+            f"{description} needs {required_bytes / 1e6:,.1f} MB, and all caches in {root} may "
+            f"have {max(limit, 0) / 1e6:,.1f} MB (IDP_CACHE_LIMIT, or the free space); nothing is "
+            "written. Set cache_dir to a larger disk, use cache_dtype='float16', or cache='none'."
+        )
     for part in sorted(stats.keys() - set(parts_in_use), key=lambda part: stats[part].st_mtime):
         if total + required_bytes <= limit:
             return
@@ -188,7 +178,7 @@ class StateStore:
         """Return an index with its footer; the digest depends on the store, too."""
         store_name = "/".join([*self.folder.absolute().parts[-2:], str(self.d), str(self.dtype)])
         entries = index.tobytes() + len(index).to_bytes(8, "little")
-        return entries + _blake2b_digest(16, entries, store_name.encode())
+        return entries + _digest(16, entries, store_name.encode())
 
     def _discard(self, part: Path, reason: str) -> None:
         warnings.warn(
@@ -204,12 +194,12 @@ class StateStore:
         """Compare the states of texts with their digests; delete a damaged part with a warning."""
         for key in keys:
             location = self.locations.get(key)  # None: not stored, or its part was deleted
-            if location and _blake2b_digest(8, key, location.states) != location.digest:
+            if location and _digest(8, key, location.states) != location.digest:
                 self._discard(location.part, "its states have changed")
         for part in {location.part for location in self.locations.values()}:
             # a part of another user may be readable only
             with suppress(OSError):
-                os.utime(part)  # the time of use, for `_evict_least_recently_used`
+                os.utime(part)  # the time of use, for `_make_room`
 
     def add(
         self,
@@ -222,20 +212,19 @@ class StateStore:
         required_bytes = cache_size_bytes(lengths, self.d, self.dtype)
         parts_in_use = {location.part for location in self.locations.values()}
         root = self.folder.absolute().parents[1]
-        _evict_least_recently_used(root, required_bytes, description, parts_in_use)
-        _check_disk_space(self.folder, required_bytes, description)
+        _make_room(root, required_bytes, description, parts_in_use)
         remove_stale_part_files(self.folder)
         index = np.zeros(len(keys), INDEX_DTYPE)
         index["key"] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, 16)
         index["end"] = np.cumsum(lengths)
-        part = self.folder / f"{_blake2b_digest(8, b''.join(keys)).hex()}.states"
+        part = self.folder / f"{_digest(8, b''.join(keys)).hex()}.states"
         with open_atomically(part) as f:
             for block in blocks:
                 f.write(np.ascontiguousarray(block, self.dtype))
             f.flush()
             states = np.memmap(f.name, self.dtype, "r", shape=(sum(lengths), self.d))
             for entry, begin in zip(index, [0, *index["end"][:-1]]):
-                digest = _blake2b_digest(8, entry["key"], states[begin : entry["end"]])
+                digest = _digest(8, entry["key"], states[begin : entry["end"]])
                 entry["digest"] = np.frombuffer(digest, np.uint8)
             f.write(self._dump_index(index))
         self.refresh()

@@ -12,6 +12,7 @@ import errno
 import importlib.util
 import math
 import os
+import reprlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ __all__ = [
     "UserError",
     "MissingFileError",
     "DivergenceError",
+    "MismatchError",
+    "list_choices",
     "check_choice",
     "is_number",
     "Range",
@@ -55,9 +58,32 @@ class DivergenceError(UserError, FloatingPointError):
     """Error for a training run whose loss or score is not a finite number."""
 
 
-def _in_brackets(hint: str) -> str:
-    """Return a hint as the end of a message, or nothing if there is no hint."""
-    return f" ({hint})" if hint else ""
+class MismatchError(UserError):
+    """Error for a value that is not what is needed."""
+
+    def __init__(
+        self,
+        name: str,  # name of the argument, option or field
+        expected: str,  # what is needed, such as 'a whole number'
+        value: Any,
+        hint: str = "",  # added to the message in parentheses
+    ) -> None:
+        super().__init__(name, expected, value, hint)
+
+    def __str__(self) -> str:
+        name, expected, value, hint = self.args
+        shown = f"{value!s:.40}" if is_number(value) else reprlib.repr(value)
+        in_brackets = f" ({hint})" if hint else ""
+        return f"{name or 'its content'} must be {expected}, got {shown}{in_brackets}."
+
+
+def list_choices(
+    allowed: Collection,  # a sequence, or a dictionary {value: its meaning}
+) -> str:  # such as "'a', 'b' or 'c'"
+    """Return the allowed values for a message."""
+    meanings = allowed if isinstance(allowed, dict) else {}
+    choices = [f"{a!r} ({meanings[a]})" if meanings.get(a) else repr(a) for a in allowed]
+    return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))
 
 
 def check_choice(
@@ -72,10 +98,7 @@ def check_choice(
     """
     if value in list(allowed):  # an unhashable value cannot be looked up in a dictionary
         return value
-    meanings = allowed if isinstance(allowed, dict) else {}
-    choices = [f"{a!r} ({meanings[a]})" if meanings.get(a) else repr(a) for a in allowed]
-    listed = f"{', '.join(choices[:-1])} or {choices[-1]}" if len(choices) > 1 else choices[0]
-    raise UserError(f"{kind} must be {listed}, got {value!r:.60}{_in_brackets(hint)}.")
+    raise MismatchError(kind, list_choices(allowed), value, hint)
 
 
 def is_number(
@@ -113,10 +136,6 @@ class Range:
         """Return the upper limit in words."""
         return f"{'below' if self.is_high_excluded else 'at most'} {_format(self.high)}"
 
-    def __str__(self) -> str:
-        low = self._describe_low()
-        return low if self.high == math.inf else f"{low} and {self._describe_high()}"
-
     def check(self, value: Any, name: str) -> Any:  # `value`
         """Return `value` if it is a number in the range.
 
@@ -129,8 +148,7 @@ class Range:
             if value < self.high if self.is_high_excluded else value <= self.high:
                 return value
             needed = self._describe_high()
-        shown = str(value) if is_number(value) else repr(value)
-        raise UserError(f"{name} must be {needed}, got {shown:.40}{_in_brackets(self.hint)}.")
+        raise MismatchError(name, needed, value, self.hint)
 
 
 def check_int(
@@ -142,7 +160,7 @@ def check_int(
     Raises: `UserError` for anything else, `True` and `2.0` included.
     """
     if not is_number(value, Integral):
-        raise UserError(f"{name} must be a whole number, got {value!r:.40}.")
+        raise MismatchError(name, "a whole number", value)
     return value
 
 
@@ -249,9 +267,7 @@ def check_writable_folder(
     if not existing.is_dir():
         raise UserError(f"{argument}{folder}: {existing} is a file: give a folder.")
     if not os.access(existing, os.W_OK):
-        raise UserError(
-            f"{argument}{folder}: there is no write permission in {existing}: give another folder."
-        )
+        raise UserError(f"{argument}{folder}: {existing} cannot be written: give another folder.")
 
 
 EXTRA_OF_PACKAGE = {  # package: the extra of settings.ini that installs it
@@ -269,6 +285,4 @@ def require_packages(*packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             extra = EXTRA_OF_PACKAGE[package]
-            raise UserError(
-                f"{package} is not installed: install it with pip install 'idp_tutorial[{extra}]'."
-            )
+            raise UserError(f"{package} is not installed: run pip install 'idp_tutorial[{extra}]'.")

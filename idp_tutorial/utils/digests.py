@@ -23,9 +23,12 @@ __all__ = [
 ]
 
 
-def compute_digest(chunks: Iterable) -> str:  # 16 hexadecimal digits
+def compute_digest(
+    chunks: Iterable,  # byte strings, or arrays of bytes
+    size: int = 8,  # bytes of the digest
+) -> str:  # two hexadecimal digits for each byte
     """Return the BLAKE2b digest of byte strings, one after the other."""
-    h = hashlib.blake2b(digest_size=8)
+    h = hashlib.blake2b(digest_size=size)
     for chunk in chunks:
         h.update(chunk)
     return h.hexdigest()

@@ -16,7 +16,6 @@ without such locks, `filelock` writes the process and the host into the file, an
 that process is gone.
 """
 
-import errno
 import glob
 import hashlib
 import json
@@ -46,7 +45,7 @@ __all__ = [
     "remove_stale_part_files",
     "folder_lock",
     "file_lock",
-    "repair_last_line",
+    "complete_lines",
     "append_line",
 ]
 
@@ -88,36 +87,19 @@ def move_into_place(source: Path, destination: Path) -> None:
     _sync(destination.parent)
 
 
-def _refuse_link_to_device(file: Path) -> None:
-    """Raise `UserError` for a link to a pipe or a device in the place of a file."""
-    if file.is_symlink() and "/dev/" not in f"{file.absolute().parent}/":
-        raise UserError(f"{file} is a link to a device, which keeps nothing: remove the link.")
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file; a pipe that no process reads is an error, for which the system waits."""
-    try:
-        descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
-    except OSError as e:
-        if e.errno == errno.ENXIO:
-            raise UserError(
-                f"{path} is a pipe that no process reads: remove it, or give another file."
-            ) from None
-        raise
-    if hasattr(os, "set_blocking"):
-        os.set_blocking(descriptor, True)
-    return descriptor
-
-
 def refuse_pipe(
-    file: Path,  # a file that this package wrote, and reads again
+    file: Path,  # a file that this package writes or reads; it may be missing
 ) -> Path:  # `file`
-    """Return a file, unless it is a pipe, which may never end.
+    """Return a file, unless a pipe or a device is in its place.
 
-    Raises: `UserError` for a pipe.
+    A pipe may never end, and a device may keep nothing. Those below `/dev` are accepted, such as
+    the pipes of a shell: `--out >(command)`.
+
+    Raises: `UserError` for another pipe or device, or a link to one.
     """
-    if file.is_fifo() and not str(file).startswith("/dev/"):  # of a shell: <(command)
-        raise UserError(f"{file} is a pipe, in the place of a file: remove it.")
+    is_special = file.exists() and not (file.is_file() or file.is_dir())
+    if is_special and not str(file.absolute()).startswith("/dev/"):
+        raise UserError(f"{file} is a pipe or a device, in the place of a file: remove it.")
     return file
 
 
@@ -151,12 +133,12 @@ def open_atomically(
     **open_kwargs: Any,  # further arguments of `open`
 ) -> Iterator[IO]:  # an open file
     """Open a file that replaces the old one when the block ends without an error."""
-    given, file = Path(file), Path(os.path.realpath(file))
+    file = refuse_pipe(Path(file))
     if file.exists() and not file.is_file():  # a pipe or a device cannot be replaced
-        _refuse_link_to_device(given)
-        with open(file, mode, opener=_open_without_waiting, **open_kwargs) as f:
+        with open(file, mode, **open_kwargs) as f:
             yield f
         return
+    file = Path(os.path.realpath(file))
     remove_stale_part_files(file.parent, file.name)
     tag = f"{os.getpid()}-{_process_space()}{secrets.token_hex(2)}"
     part = file.with_name(f".{file.name[:40]}.{tag}.part")
@@ -246,8 +228,7 @@ def folder_lock(
         lock.acquire()
     _HELD_LOCKS[key] = lock
     try:
-        with open(note, "w", encoding="utf-8", opener=_open_without_waiting) as f:
-            f.write(_describe_this_process())
+        refuse_pipe(note).write_text(_describe_this_process(), encoding="utf-8")
         remove_stale_part_files(folder, name)
         yield
     finally:
@@ -269,34 +250,21 @@ def file_lock(
 # --- lines of records
 
 
-def repair_last_line(file: Path) -> None:
-    """Remove an incomplete last line of a JSONL file, or add the line break that it lacks."""
-    with open(refuse_pipe(file), "rb") as f:  # of a complete file, only the last byte is read
-        if not f.seek(0, os.SEEK_END):
-            return
-        f.seek(-1, os.SEEK_END)
-        if f.read(1) == b"\n":
-            return
-    data = file.read_bytes()
+def complete_lines(data: bytes) -> bytes:
+    """Return the lines of a JSONL file, without a last one that is incomplete."""
     start = data.rfind(b"\n") + 1
+    if not data[start:]:
+        return data
     try:
         json.loads(data[start:])
     except ValueError:
-        write_atomically(file, data[:start])
-    else:
-        write_atomically(file, data + b"\n")
+        return data[:start]
+    return data + b"\n"
 
 
 def append_line(file: Path, line: str) -> None:
-    """Append a line to a file and flush it to disk; other processes wait."""
+    """Append a line to a file, which is replaced as a whole; other processes wait."""
     # a lock of its own: that of the whole file may be held for hours
     with folder_lock(file.parent, file.name + "-end", wait=True):
-        if file.exists() and not file.is_file():
-            _refuse_link_to_device(file)
-        if file.is_file():
-            repair_last_line(file)
-        with open(file, "ab", opener=_open_without_waiting) as f:
-            f.write(line.encode() + b"\n")
-        if file.is_file():
-            _sync(file)
-        _sync(file.parent)
+        earlier = complete_lines(file.read_bytes()) if file.is_file() else b""
+        write_atomically(file, earlier + line.encode() + b"\n")

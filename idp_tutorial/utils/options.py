@@ -11,23 +11,17 @@ attribute `option_group` of the class that declares it is the heading in `--help
 
 import ast
 import inspect
-import io
 import os
 import textwrap
-import tokenize
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from idp_tutorial.utils.checks import (
-    Range,
-    UserError,
-    check_choice,
-    check_int,
-    closest_match,
-)
+from idp_tutorial.utils.checks import Range, UserError, closest_match
+from idp_tutorial.utils.schemas import Rule, check_type
 
 __all__ = [
     "AllowEmpty",
@@ -39,26 +33,22 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class AllowEmpty:
-    """A text option may be empty, which has a meaning of its own."""
+class _FilledText:
+    """Check of a text that must not be empty, as of all texts without a rule of their own."""
 
-    def check(self, value: Any, name: str) -> None:
-        """Check that a value is a text."""
-        if not isinstance(value, str):
-            raise UserError(f"{name} must be a string, got {value!r:.40}.")
-
-
-def _check_text(value: Any, name: str) -> None:
-    """Check that a value is a text that is not empty."""
-    if not isinstance(value, str):
-        raise UserError(f"{name} must be a string, got {value!r:.40}.")
-    if not value.strip():
-        raise UserError(f"{name} is empty: give a value, or leave it out.")
-    if "\0" in value:
-        raise UserError(f"{name} must be a text without NUL characters, got {value!r:.40}.")
+    def check(self, value: str, name: str) -> None:
+        """Check that a text has characters, and no NUL."""
+        if not value.strip():
+            raise UserError(f"{name} is empty: give a value, or leave it out.")
+        if "\0" in value:
+            raise UserError(f"{name} contains a NUL character: remove it.")
 
 
+AllowEmpty = Rule("a text", lambda value: True)  # an empty text has a meaning of its own
+_DEFAULT_CHECKS: dict[Any, tuple] = {
+    float: (Range(),),
+    str: (_FilledText(),),
+}  # of types without a check
 Probability = Annotated[float, Range(0, 1)]
 
 
@@ -67,14 +57,15 @@ class Option:
     """Name, type, default, help and checks of an option, read from a field of a dataclass."""
 
     name: str
-    kind: type  # bool, int, float, str or dict
+    kind: Any  # bool, int, float, str, or a union of types
     default: Any
     help: str  # the comment at the field
     group: str  # heading in `--help`
     is_optional: bool  # None is allowed
     choices: tuple = ()  # the allowed values; (): every value of `kind`
     is_positional: bool = False  # on the command line it is given without its name
-    checks: tuple = ()  # `Range`, or another object with a method `check(value, name)`
+    # `Range`, another object with a method `check(value, name)`, or a hint for the message
+    checks: tuple = ()
 
     def _convert_for_json(self, value: Any) -> Any:
         """Return a NumPy scalar, such as one from a row of pandas, or a path as Python's type."""
@@ -92,58 +83,45 @@ class Option:
         value = self._convert_for_json(value)
         if value is None and self.is_optional:
             return None
-        if self.choices:
-            hint = next((c for c in self.checks if isinstance(c, str)), "")
-            return check_choice(value, self.choices, self.name, hint)
-        if self.kind is bool and not isinstance(value, bool):
-            raise UserError(f"{self.name} must be True or False, got {value!r:.40}.")
-        if self.kind is int:
-            check_int(value, self.name)
-        elif self.kind is float and not self.checks:
-            Range().check(value, self.name)
-        elif self.kind is str and not self.checks:
-            _check_text(value, self.name)
-        for check in self.checks:
-            check.check(value, self.name)
+        kind = Literal[self.choices] if self.choices else self.kind
+        checks = self.checks or _DEFAULT_CHECKS.get(kind, ())
+        check_type(Annotated[(kind, *checks)] if checks else kind, value, self.name)
         return value
 
 
-def _split_type(hint: Any) -> tuple[type, bool, tuple, tuple]:
+def _split_type(hint: Any) -> tuple[Any, bool, tuple, tuple]:
     """Return the type, whether None is allowed, the choices, and the checks of a type hint."""
     if get_origin(hint) is Annotated:
         kind, is_optional, choices, checks = _split_type(get_args(hint)[0])
         return kind, is_optional, choices, (*checks, *hint.__metadata__)
     if get_origin(hint) in (Union, UnionType):
-        members = [member for member in get_args(hint) if member is not NoneType]
-        kind, _, choices, checks = _split_type(members[0])
-        return kind, len(members) < len(get_args(hint)), choices, checks
+        members = tuple(member for member in get_args(hint) if member is not NoneType)
+        if len(members) == len(get_args(hint)):
+            return hint, False, (), ()
+        kind, _, choices, checks = _split_type(Union[members])  # noqa: UP007 (of one or several)
+        return kind, True, choices, checks
     if get_origin(hint) is Literal:
         return type(get_args(hint)[0]), False, get_args(hint), ()
     return hint, False, (), ()
 
 
 def _field_comments(cls: type) -> dict[str, str]:  # field: its comment
-    """Return the comments after the fields that a class declares, or in the lines above them."""
+    """Return the comments after the fields that a class declares, or in the lines above them.
+
+    `fastcore.docments` does not read classes of `__main__`, as those of a script are.
+    """
     try:
-        source = textwrap.dedent(inspect.getsource(cls))
+        lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
     except (OSError, TypeError):  # a class that was typed into an interpreter
         return {}
-    comments = {}
-    whole_lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            comments[token.start[0]] = token.string.lstrip("# ")
-            if not token.line[: token.start[1]].strip():
-                whole_lines.add(token.start[0])
     texts = {}
-    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
-        if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
-            continue
-        first = node.lineno
-        while first - 1 in whole_lines:
-            first -= 1
-        above = " ".join(comments[line] for line in range(first, node.lineno))
-        texts[node.target.id] = comments.get(node.end_lineno or 0, above)
+    for node in ast.parse("\n".join(lines)).body[0].body:  # type: ignore[attr-defined]
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            before = map(str.strip, reversed(lines[: node.lineno - 1]))
+            above = [*takewhile(lambda line: line.startswith("#"), before)]
+            after = lines[(node.end_lineno or 0) - 1].encode()[node.end_col_offset :].decode()
+            text = [after] if "#" in after else reversed(above)
+            texts[node.target.id] = " ".join(line.strip("# ") for line in text)
     return texts
 
 

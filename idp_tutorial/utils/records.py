@@ -29,12 +29,11 @@ from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import (
     append_line,
-    folder_lock,
+    complete_lines,
     refuse_pipe,
-    repair_last_line,
 )
 from idp_tutorial.utils.process import process_state
-from idp_tutorial.utils.schemas import Count, Finite, Rule, check_schema
+from idp_tutorial.utils.schemas import Count, Finite, Rule, check_type
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -287,11 +286,11 @@ def check_record(
             f"its schema is {record.get('schema', 1)!s:.40}, and this version reads schema "
             f"{SCHEMA_VERSION} only"
         )
-    check_schema(_RunFields, record, "it", "create it again")
+    check_type(_RunFields, record, "")
     if record["status"] == "diverged" and "message" not in record:
-        raise UserError("it is of a run that diverged, and has no message: create it again")
+        raise UserError("it is of a run that diverged, and has no message")
     if "lr_selection" in record and "lr" not in record:
-        raise UserError("it says how its lr was chosen, and has no lr: create it again")
+        raise UserError("it says how its lr was chosen, and has no lr")
     return record
 
 
@@ -324,9 +323,7 @@ def read_records(
     records = []
     for path in map(Path, paths):
         if not path.is_file():
-            raise MissingFileError(
-                f"{path} does not exist: a comparison writes its records to OUT/compare.jsonl."
-            )
+            raise MissingFileError(f"{path} does not exist: give OUT/compare.jsonl.")
         records += _parse_records(path.read_bytes(), path)
     return [r for r in records if "logits" in r] if with_logits else records
 
@@ -339,9 +336,7 @@ def parse_conditions(
     for word in text.split():
         name, _, values = word.partition("=")
         if not (name and values):
-            raise UserError(
-                f"{text!r}: {word!r} is not a condition: write NAME=VALUE, such as layer=3,4."
-            )
+            raise UserError(f"{word!r} is not a condition: write NAME=VALUE, such as layer=3,4.")
         conditions[name] = values.split(",")
     return conditions
 
@@ -357,16 +352,10 @@ def select_records(
 def read_existing_records(
     file: Path | str | None,  # JSONL file; None or a missing file: no records
 ) -> list[dict]:
-    """Return the records of a file so far; an incomplete last line is removed from the file."""
+    """Return the records of a file so far, without a last line that is incomplete."""
     if file is None or not Path(file).exists():
         return []
-    file = refuse_pipe(Path(file))
-    data = file.read_bytes()
-    if not data.endswith(b"\n"):  # perhaps another process is writing the line
-        with folder_lock(file.parent, file.name + "-end", wait=True):  # against `append_line`
-            repair_last_line(file)
-            data = file.read_bytes()
-    return _parse_records(data, file)
+    return _parse_records(complete_lines(refuse_pipe(Path(file)).read_bytes()), Path(file))
 
 
 @cache

@@ -69,17 +69,10 @@ def deserialise_tensors(
     Raises: `UserError` if any byte was changed, or if the file is not of this package.
     """
     match = _DIGEST_IN_HEADER.search(data)
-    if not match or _digest_without_digest(data, match) != match[1]:
-        raise UserError(
-            f"{name} is damaged, or was not written by idp_tutorial (its checksum does not match): "
-            "save it again, or download it again."
-        )
     header_size = int.from_bytes(data[:8], "little")
-    if header_size > _MAX_HEADER_BYTES:
-        raise UserError(
-            f"{name} has a header of {header_size:,} bytes, and at most {_MAX_HEADER_BYTES:,} are "
-            "read: save it again."
-        )
+    is_intact = match and _digest_without_digest(data, match) == match[1]
+    if not is_intact or header_size > _MAX_HEADER_BYTES:
+        raise UserError(f"{name} is damaged, or was not written by idp_tutorial: save it again.")
     try:
         tensors = load(data)
         text = json.loads(data[8 : 8 + header_size])["__metadata__"][METADATA_KEY]

@@ -23,7 +23,7 @@ import numpy as np
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
 from idp_tutorial.cli.commands import TrainingRunOptions, command, parse_numbers, split_names
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_config_task
 from idp_tutorial.methods.all_methods import METHODS
@@ -165,7 +165,7 @@ def run_controls(options: ClaimRunOptions, base: RunOptions) -> None:
 
 
 def score_prompt_swaps(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,
     cfg: RunConfig,
     record: dict,  # of the run
@@ -364,14 +364,14 @@ def run_seed(
     if trials.trained:
         experiment, model = trials.trained
         experiment.start_time = start_time
-        record = experiment.score(model, trials.log, records_file=out).to_dict()
+        record = experiment.score(model, trials.log, records_file=out)
         record["steps_to_95_percent"] = steps_to_95_percent(record["history"])
         has_own_prompts = METHODS[cfg.method].kind in ("generated", "second pass")
         if options.experiment == "methods" and has_own_prompts:
             record["swap"] = score_prompt_swaps(model, task, experiment.cfg, record, out)
     else:
         error = f"diverged with every learning rate of {trials.tried}"
-        record = Experiment(cfg, task).record_divergence(error, lr=cfg.lr).to_dict()
+        record = Experiment(cfg, task).record_divergence(error, lr=cfg.lr)
     if not cfg.lr:
         record |= dict(learning_rates_tried=trials.tried, lr_at_grid_edge=trials.is_best_at_edge)
     return record

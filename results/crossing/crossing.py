@@ -22,7 +22,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, copy_state, restore_state, trained_state
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
@@ -67,7 +67,7 @@ def make_config(args: argparse.Namespace, method: str, layer: int, lr: float, se
 class Readings:
     """Final states and prompts of a model for some texts, in their order."""
 
-    def __init__(self, model: PromptedModel, examples: Sequence[dict]) -> None:
+    def __init__(self, model: PlannedModel, examples: Sequence[dict]) -> None:
         self.model = model.eval()
         self.batches = [
             collate(examples[i : i + 100], model.backbone.pad_id)
@@ -107,7 +107,7 @@ class Readings:
         return torch.cat(prompts)
 
 
-def measure_readers(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[str, float]:
+def measure_readers(model: PlannedModel, task: Task, cfg: RunConfig) -> dict[str, float]:
     """Measure what a prompt changes in the final state, and what the prompt itself says."""
     examples = {
         split: encode_for_model(model, task, cfg, task.splits[split][:1000])
@@ -115,7 +115,7 @@ def measure_readers(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[st
     }
     labels = {split: np.array([e["label"] for e in rows]) for split, rows in examples.items()}
     test, train = (Readings(model, examples[split]) for split in ("test", "train"))
-    without = Readings(PromptedModel(model.backbone, model.head), examples["test"])
+    without = Readings(PlannedModel(model.backbone, model.head), examples["test"])
     with_prompt, logits = test.final_states()
     change = (with_prompt - without.final_states()[0]).double()
     common = change.mean(0)
@@ -168,12 +168,12 @@ def run(
     try:
         model, log = experiment.fit()
     except FloatingPointError as error:
-        record = experiment.record_divergence(error).to_dict()
+        record = experiment.record_divergence(error)
     else:
         if args.measure:
             torch.save(copy_state(trained_state(model)), state_file(args, method, layer, lr, seed))
         with file_lock(lock, wait=True):
-            record = experiment.score(model, log, records_file=records_file).to_dict()
+            record = experiment.score(model, log, records_file=records_file)
     record |= dict(lr_selection=selection) | fingerprint
     with file_lock(lock, wait=True):
         record = RunStore(records_file).add(record)

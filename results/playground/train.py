@@ -21,7 +21,7 @@ from torch import Tensor
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.prompted_model import PromptedModel, restore_state, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, restore_state, trained_state
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.reproduction.course import COURSE_SENTENCES
@@ -120,7 +120,7 @@ def find_run(task: str, method: str, layer: int | None) -> dict[str, Any] | None
     return None
 
 
-def load_model(task: str, method: str, layer: int | None) -> tuple[PromptedModel, Experiment]:
+def load_model(task: str, method: str, layer: int | None) -> tuple[PlannedModel, Experiment]:
     """Return a trained model of the playground, in eval mode."""
     experiment = Experiment(make_config(task, method, layer), load_task(task))
     model = experiment.build_model()
@@ -141,7 +141,7 @@ def train(task: str, method: str, layer: int | None) -> None:
         rows = experiment.task.splits[split]
         examples = encode_for_model(model, experiment.task, experiment.cfg, rows)
         scores[split] = round(evaluate(model, examples, experiment.task)[0]["accuracy"], 2)
-    record = experiment.score(model, log, score_test=False).to_dict()
+    record = experiment.score(model, log, score_test=False)
     run = {name: record.get(name) for name in DETAILS} | dict(layer=layer)
     run |= dict(validation=scores["validation"], score=scores["test"])
     run |= dict(parameters=record["params"]["prompt"], digests=record["digests"])
@@ -163,7 +163,7 @@ def example_sentences(task: str) -> list[str]:
 
 
 @torch.inference_mode()
-def predict_exchanged(model: PromptedModel, batch: dict[str, Tensor]) -> list[list[list[float]]]:
+def predict_exchanged(model: PlannedModel, batch: dict[str, Tensor]) -> list[list[list[float]]]:
     """Return the logits of each text with the prompt of each: [prompt][text][class]."""
     (source,) = model.sources
     prompts: list[Tensor] = []
@@ -178,7 +178,7 @@ def predict_exchanged(model: PromptedModel, batch: dict[str, Tensor]) -> list[li
 
 
 @torch.inference_mode()
-def weigh_tokens(model: PromptedModel, batch: dict[str, Tensor]) -> list[list[float]]:
+def weigh_tokens(model: PlannedModel, batch: dict[str, Tensor]) -> list[list[float]]:
     """Return the weights that ID-SPAM's attention gives the tokens of each text."""
     source: Any
     (source,) = model.sources
@@ -197,7 +197,7 @@ def compute_answers(task: str, method: str, layer: int | None) -> dict[str, Any]
         task=task, method=method, layer=layer, logits=predict_exchanged(model, batch)
     )
     with torch.inference_mode():
-        without = PromptedModel(model.backbone, model.head)(batch).tolist()
+        without = PlannedModel(model.backbone, model.head)(batch).tolist()
     answers["without"] = [[round(x, 4) for x in row] for row in without]
     if method == "id-spam":
         tokenizer = model.backbone.tokenizer

@@ -37,7 +37,7 @@ class PretrainConfig:
         float, Range(0, 10**6, "the weight of the distillation loss")
     ] = 3.0
     # folder of a finished run, or of weights, of the same shape: training starts from them
-    init_from: Annotated[str, AllowEmpty()] = ""
+    init_from: Annotated[str, AllowEmpty] = ""
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -44,7 +44,7 @@ class PretrainOptions(PretrainConfig, CommandOptions):
     corpus_dir: str | None = None  # folder for tokenizer and token ids (default: as --out)
     every: int = 250  # steps between checkpoints
     # backbone that initialises the embeddings and whose layers are imitated; '': no teacher
-    teacher: Annotated[str, AllowEmpty()] = "minilm"
+    teacher: Annotated[str, AllowEmpty] = "minilm"
 
 
 @command(PretrainOptions)

@@ -54,7 +54,7 @@ def main() -> None:
                 continue
             experiment = Experiment(make_config(length, seed), load_task("questions"))
             model, log = experiment.fit()
-            record = experiment.score(model, log).to_dict()
+            record = experiment.score(model, log)
             run = dict(prompt_length=length, seed=seed, parameters=record["params"]["prompt"])
             run |= dict(validation=record["validation"], score=record["score"])
             with FILE.open("a", encoding="utf-8") as file:

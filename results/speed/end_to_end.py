@@ -118,7 +118,7 @@ def _mix_lengths(texts: Sequence[str], n: int) -> list[str]:
     return mixed
 
 
-def _write_inputs(data: str | None, folder: Path) -> dict[str, Any]:
+def write_inputs(data: str | None, folder: Path) -> dict[str, Any]:
     """Write the splits of the task and the texts to predict; return their task and sizes."""
     task = load_task("trec", data) if data else TASKS["questions"]
     splits = task.splits
@@ -233,7 +233,7 @@ def measure_end_to_end(
     machine = dict(processor=processor_name(), load_before=measure_load())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        common = dict(max_len=base.max_len, **machine, **_write_inputs(base.data, folder))
+        common = dict(max_len=base.max_len, **machine, **write_inputs(base.data, folder))
         training = _training_commands(base, methods, path, folder)
         _run_in_turns(training, repeats, threads)
         for command in training:

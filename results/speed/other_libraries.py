@@ -24,7 +24,7 @@ from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.training.evaluation import predict
@@ -122,7 +122,7 @@ def _make_step_pair(
         bb = type(bb)(deepcopy(bb.model), bb.tokenizer, bb.name)
     peft_model = get_peft_model(build_hf_classifier(bb), _peft_config(method, bb, prompt_length))
     if method == "lora":
-        model = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.default_pooling), {})
+        model = PlannedModel(bb, ClassificationHead(bb.d, 2, bb.default_pooling), {})
     else:
         options = base.with_options(prompt_length=prompt_length, prompt_dropout=0.0)
         model = build_model(options.with_method(method), bb, task)
@@ -198,7 +198,7 @@ def time_training_steps(
     examples = task.encode(task.splits["train"], bb.tokenizer, base.max_len, causal=bb.causal)
     cpu_batch = collate(examples, bb.pad_id)
     batch = {name: tensor.to(device) for name, tensor in cpu_batch.items()}
-    fine_tuned = PromptedModel(bb, ClassificationHead(bb.d, 2, bb.default_pooling), {}).to(device)
+    fine_tuned = PlannedModel(bb, ClassificationHead(bb.d, 2, bb.default_pooling), {}).to(device)
     functions: dict[str, Callable[[], object]] = {
         "fine-tuning": _make_training_step(fine_tuned, lambda: fine_tuned.loss(dict(batch)), bb),
         **_make_forward_passes(bb, batch),

@@ -12,7 +12,7 @@ from transformers.utils import logging as hf_logging
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import Backbone, backbone_id
-from idp_tutorial.core.prompted_model import PromptedModel, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, trained_state
 from idp_tutorial.data.task import Task
 from idp_tutorial.runs.record import checkpoint_folder, remove_checkpoints
 from idp_tutorial.saving.descriptions import read_prompts
@@ -54,7 +54,7 @@ def _train_all_weights(
     task: Task,
     rows: list[dict],
     checkpoint_dir: Path | None,
-) -> tuple[PromptedModel, TrainLog]:
+) -> tuple[PlannedModel, TrainLog]:
     """Train backbone, prompts and head on the rows of the intermediate task."""
     bb = load_backbone(cfg.backbone)
     model = build_model(cfg, bb, task)
@@ -75,8 +75,8 @@ def run_supplementary_training(
     # of stage 1: backbone, method, lr, epochs …; `task` is replaced (IDPG, Table 4: lr=1e-5,
     # epochs=10, batch_size=32, weight_decay=0.1, warmup=0.0)
     cfg: RunConfig,
-    # function (cfg, backbone, task) -> `PromptedModel`, such as `assembly.build.build_model`
-    build_model: Callable[[RunConfig, Backbone, Task], PromptedModel],
+    # function (cfg, backbone, task) -> `PlannedModel`, such as `assembly.build.build_model`
+    build_model: Callable[[RunConfig, Backbone, Task], PlannedModel],
     task: Task,  # the intermediate task with its splits; the paper's is MNLI
     folder: Path | str,  # folder for the trained backbone and prompts
     with_swapped_pairs: bool = True,  # double the training data by swapping the sentences
@@ -147,7 +147,7 @@ def _load_matching_run(folder: Path, description: dict) -> dict:
     return {**saved, **description, "folder": str(folder)}  # equal up to paths and the device
 
 
-def _save_tuned_backbone(model: PromptedModel, folder: Path, description: dict) -> None:
+def _save_tuned_backbone(model: PlannedModel, folder: Path, description: dict) -> None:
     """Save backbone, prompts, head and description; the folder appears when it is complete."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}-writing")

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.context import Context
-from idp_tutorial.core.prompted_model import PromptedModel, copy_state, restore_state
+from idp_tutorial.core.planned_model import PlannedModel, copy_state, restore_state
 from idp_tutorial.core.random_numbers import exclusive_random_numbers, seed_random_numbers
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task, load_task
@@ -196,7 +196,7 @@ def compute_majority_score(
 
 @exclusive_random_numbers()
 def _train_with_best_learning_rate(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,
     cfg: RunConfig,
     learning_rates: Sequence[float],
@@ -279,10 +279,10 @@ class _Stages:
             target_train_size=0 if setting == "zero-shot" else len(target.splits["train"]),
             **self.shared_fields,
             **values,
-        ).to_dict()
+        )
 
     def score(
-        self, setting: str, model: PromptedModel, log: TrainLog, lr: float, start_time: float
+        self, setting: str, model: PlannedModel, log: TrainLog, lr: float, start_time: float
     ) -> dict:
         """Score a trained model on the target, and return the record of the stage."""
         cfg = self.source.cfg

@@ -23,7 +23,7 @@ from torch.nn.functional import cosine_similarity
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.loop import run_layers, walk_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
@@ -38,7 +38,7 @@ PROMPT_LENGTH = 20
 N_MEASURED = 32  # validation examples on which hidden states are measured
 
 
-def measured_batch(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[str, Any]:
+def measured_batch(model: PlannedModel, task: Task, cfg: RunConfig) -> dict[str, Any]:
     """Return the first validation examples as a batch."""
     bb = model.backbone
     rows = task.splits["validation"][:N_MEASURED]
@@ -49,7 +49,7 @@ def measured_batch(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[str
 
 
 @torch.no_grad()
-def mean_word_length(model: PromptedModel, task: Task, cfg: RunConfig) -> float:
+def mean_word_length(model: PlannedModel, task: Task, cfg: RunConfig) -> float:
     """Return the mean length of a word's hidden state where the prompt is inserted."""
     (layer,) = model.plan
     ctx = run_layers(model.backbone, measured_batch(model, task, cfg), stop=layer)
@@ -58,7 +58,7 @@ def mean_word_length(model: PromptedModel, task: Task, cfg: RunConfig) -> float:
 
 
 @torch.no_grad()
-def measure_prompt_states(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[str, list]:
+def measure_prompt_states(model: PlannedModel, task: Task, cfg: RunConfig) -> dict[str, list]:
     """Return the mean length of the prompt's states before each layer, and their mean cosine.
 
     The cosine is that with the inserted vector. The first entry belongs to the layer above the
@@ -141,9 +141,9 @@ def run_one(args: argparse.Namespace, layer: int, lr: float, seed: int, file: Pa
         try:
             model, log = experiment.fit(callbacks=callbacks, progress=False)
         except FloatingPointError as e:
-            return experiment.record_divergence(e, **details).to_dict()
+            return experiment.record_divergence(e, **details)
         details |= measure_prompt_states(model.eval(), task, cfg)
-        return experiment.score(model, log, records_file=file, **details).to_dict()
+        return experiment.score(model, log, records_file=file, **details)
 
     record = store.get_or_run(fingerprint, train)
     logging.info(f"layer {layer:2}  lr {lr:5}  seed {seed}  {record.get('score', 0):.1f}")

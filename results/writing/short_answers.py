@@ -13,7 +13,7 @@ from pathlib import Path
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.generation import generate_ids
 from idp_tutorial.core.heads import GenerationHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.metrics import exact_match
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_task
@@ -41,7 +41,7 @@ def score_parts(texts: Sequence[str], rows: Sequence[dict]) -> dict:
     return dict(n=len(pairs), words=words, verdict=verdict)
 
 
-def answer_after_examples(model: PromptedModel, task: Task, n: int = 8) -> list[str]:
+def answer_after_examples(model: PlannedModel, task: Task, n: int = 8) -> list[str]:
     """Generate answers with `n` solved training examples in the context."""
     tokenizer = model.backbone.tokenizer
     answers = []
@@ -74,7 +74,7 @@ def measure_short_answers() -> None:
         parts = score_parts(answers[cfg.method], rows)
         append_record(run | dict(parts=parts), args.out / "in-short.jsonl")
     bb = load_backbone("smollm2", dtype="bfloat16")
-    bare = PromptedModel(bb, GenerationHead(bb), {}).eval()
+    bare = PlannedModel(bb, GenerationHead(bb), {}).eval()
     answers["no prompt"] = generate(bare, sentences[:3], task, cfg)
     answers["eight examples"] = answer_after_examples(bare, task)
     no_prompt = evaluate(bare, encode_for_model(bare, task, cfg, rows), task)[0]["exact_match"]

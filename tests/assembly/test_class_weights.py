@@ -8,7 +8,7 @@ from small import backbone, small_task
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.methods.efl import EntailmentConfig
+from idp_tutorial.methods.efl import EFLConfig
 from idp_tutorial.methods.method_registry import register
 
 
@@ -22,7 +22,7 @@ def test_class_weights_of_an_entailment_method_are_refused_with_its_name():
         trains_backbone=True,
     )
     @dataclass(frozen=True, kw_only=True)
-    class MyConfig(EntailmentConfig):
+    class MyConfig(EFLConfig):
         """Options of another method that scores pairs."""
 
     try:

@@ -297,7 +297,7 @@ def test_an_option_goes_to_the_methods_that_have_it():
 
 def test_the_config_of_a_method_cannot_be_given_as_an_object():
     cfg = RunConfig("lpt-npg", bottleneck=64)
-    with pytest.raises(ValueError, match="unknown option of 'lpt-npg' 'method_config'"):
+    with pytest.raises(ValueError, match="unknown option 'method_config'"):
         RunConfig("lpt-npg", method_config=cfg.method_config)
     with pytest.raises(ValueError, match="method_config"):
         replace(cfg, method_config=RunConfig("lpt-npg").method_config)

@@ -22,7 +22,7 @@ from idp_tutorial.assembly.controls import MajorityHead
 from idp_tutorial.assembly.probe import (
     fit_linear_model,
 )
-from idp_tutorial.core.prompted_model import count_parameters
+from idp_tutorial.core.planned_model import count_parameters
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
 from idp_tutorial.runs.compare import compare_methods
@@ -171,7 +171,7 @@ def test_a_side_network_keeps_the_lowest_loss_of_equal_scores(cfg, monkeypatch):
 def test_a_side_network_that_diverges_leaves_a_record_and_the_others_go_on(cfg, name):
     task = small_task(name, train=24, validation=12, test=12)
     _, r = Experiment(cfg(method="side-network", task=name, lr=1e30), task).train()
-    assert r.status == "diverged" and "learning rate 1e+30): a lower lr" in r.message
+    assert r["status"] == "diverged" and "learning rate 1e+30): a lower lr" in r["message"]
     best = search_learning_rate(cfg(method="side-network", task=name), task, (1e30, 1e-3))
     assert best["learning_rates_tried"][0] == (1e30, "diverged") and best["lr"] <= 1e-3
 

@@ -87,6 +87,13 @@ def test_another_number_of_layers_is_refused_before_a_model_is_built(
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.parametrize("field", ["num_attention_heads", "type_vocab_size"])
+def test_a_negative_size_is_refused(field, tmp_path):
+    save(backbone(), tmp_path)
+    change_config(tmp_path, **{field: -1})
+    cannot_load(tmp_path, f"has {field}=-1, and needs a number that is not negative")
+
+
 @pytest.mark.parametrize(
     "field,value", [("hidden_dropout_prob", float("nan")), ("layer_norm_eps", float("inf"))]
 )

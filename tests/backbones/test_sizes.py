@@ -8,7 +8,7 @@ from idp_tutorial.assembly.config import RunOptions
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES, load_backbone
 from idp_tutorial.backbones.sizes import ENCODER_CONFIGS, FULL_SCALE_CONFIGS, FULL_SCALE_HUB_NAMES
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import count_parameters
+from idp_tutorial.core.planned_model import count_parameters
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.testing.parity import library_hidden_states, max_abs_difference

@@ -65,9 +65,9 @@ def test_an_empty_value_is_refused(name, text, tmp_path, capsys):
 
 
 def test_an_option_may_declare_that_empty_is_a_value():
-    option = Option("teacher", str, "minilm", "", "", False, checks=(AllowEmpty(),))
+    option = Option("teacher", str, "minilm", "", "", False, checks=(AllowEmpty,))
     assert option.check("") == ""
-    with pytest.raises(ValueError, match="teacher must be a string, got 3"):
+    with pytest.raises(ValueError, match="teacher must be a text, got 3"):
         option.check(3)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from idp_tutorial.cli.commands import Command
-from idp_tutorial.cli.main import COMMAND_NAMES, load_command, main
-from results import SCRIPTS, find_command
+from idp_tutorial.cli.main import COMMAND_NAMES, SCRIPTS, load_command, main
+from results import find_command
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_MODULES = ROOT / "idp_tutorial/cli"
@@ -197,6 +197,16 @@ def test_a_mistake_is_one_line(argv, words, capsys):
     assert re.search(words, err), err
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_former_command_names_its_script(name, capsys):
+    with pytest.raises(SystemExit) as e:
+        main([name, "--help"])
+    err = capsys.readouterr().err
+    module = re.search(r"python -m ([\w.]+)", err)[1]
+    assert e.value.code == 2 and err.count("\n") == 1
+    assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
 @pytest.mark.long
 def test_the_script_for_accelerate_has_help():
     res = subprocess.run(
@@ -227,7 +237,7 @@ def test_modules_of_commands_import_little():
     """They import the standard library and light modules; functions import the rest."""
     light = {"utils.checks", "utils.durable_files", "utils.options", "utils.process"}
     light |= {"assembly.probe_config", "data.config"}
-    light |= {"serving.limits"}
+    light |= {"runs.defaults", "serving.limits"}
     for path in COMMAND_MODULES.glob("[a-z]*.py"):
         for n in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(n, ast.ImportFrom) and n.module.startswith("idp_tutorial."):
@@ -244,4 +254,10 @@ def test_modules_of_commands_import_little():
 def test_every_command_is_a_command():
     assert all(isinstance(load_command(name), Command) for name in COMMAND_NAMES)
     modules = {p.stem for p in COMMAND_MODULES.glob("[a-z]*.py")}
-    assert {*COMMAND_NAMES} == modules - {"arguments", "commands", "main", "progress"}
+    assert {*COMMAND_NAMES} == modules - {
+        "arguments",
+        "commands",
+        "main",
+        "progress",
+        "run_options",
+    }

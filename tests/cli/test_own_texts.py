@@ -63,7 +63,9 @@ def test_the_commands_of_readme(small_folder, monkeypatch, capsys):
     assert [line.split()[1] for line in lines] == ["compare", "train", "predict"]
     for line in lines:
         more = "--device cpu" if "predict" in line else QUICK
-        line = line.replace("--backbone minilm", f"--backbone {small_folder}").replace(",lora", "")
+        line = line.partition("  #")[0].replace("--backbone minilm", f"--backbone {small_folder}")
+        if "compare" in line:
+            line += f" --backbone {small_folder} --methods probe,lpt-npg"
         line = line.replace("--method lora", "--method lpt-npg")
         call(f"{line} {more}{' --seeds 1' if 'compare' in line else ''}", monkeypatch)
     captured = capsys.readouterr()

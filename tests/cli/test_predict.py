@@ -14,12 +14,13 @@ from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.cli import predict as predict_module
 from idp_tutorial.cli import progress
 from idp_tutorial.cli.predict import (
+    RowWriter,
     _open_output,
     _output_format,
-    make_row_writer,
     predict_command,
-    select_text_columns,
+    read_texts,
 )
+from idp_tutorial.data.config import TextConfig
 from idp_tutorial.saving.prompt_files import save_pretrained
 from idp_tutorial.training import evaluation
 from idp_tutorial.utils import durable_files
@@ -27,15 +28,15 @@ from idp_tutorial.utils import durable_files
 
 def test_nan_becomes_null_and_infinity_is_refused():
     output = io.StringIO()
-    make_row_writer(output, "jsonl")(dict(size=math.nan, split_sizes=[1.0, dict(a=math.nan)], n=3))
+    RowWriter(output, "jsonl").write(dict(size=math.nan, split_sizes=[1.0, dict(a=math.nan)], n=3))
     assert json.loads(output.getvalue()) == dict(size=None, split_sizes=[1.0, dict(a=None)], n=3)
     with pytest.raises(ValueError, match="cannot be written as jsonl .Out of range float"):
-        make_row_writer(output, "jsonl")(dict(size=[math.inf]))
+        RowWriter(output, "jsonl").write(dict(size=[math.inf]))
 
 
 def test_a_prediction_replaces_no_column_of_the_table():
     with pytest.raises(ValueError, match="already has a column 'probability yes'"):
-        make_row_writer(io.StringIO(), "csv")(
+        RowWriter(io.StringIO(), "csv").write(
             {"probability yes": "1", "probabilities": dict(yes=0.5)}
         )
 
@@ -48,7 +49,7 @@ def test_the_extension_decides_the_output_format():
     for out in ("a.tsv", "a.Parquet", "a.xlsx", "a.csv.gz", "a.csv.xz"):
         with pytest.raises(
             ValueError,
-            match=f"out={out}: predictions are written as uncompressed CSV or JSON lines",
+            match=f"out={out}: use the extension .csv or .jsonl",
         ):
             _output_format(out, None)
 
@@ -77,7 +78,7 @@ def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path, monkeypat
 
 def test_bytes_are_refused():
     with pytest.raises(ValueError, match="cannot be written as jsonl .bytes are not a text"):
-        make_row_writer(io.StringIO(), "jsonl")(dict(text="tea", image=b"x"))
+        RowWriter(io.StringIO(), "jsonl").write(dict(text="tea", image=b"x"))
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +145,14 @@ def test_windows_change_neither_predictions_nor_the_order_of_rows(
     assert [r["sentence1"] for r in results[0]] == (tmp_path / "in").read_text().splitlines()
 
 
-def test_an_empty_text_of_a_table_is_predicted_if_the_task_allows_it():
-    rows = [("line 1", dict(text="good")), ("line 2", dict(text=""))]
+def test_an_empty_text_of_a_table_is_predicted_if_the_task_allows_it(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "good"}\n{"text": ""}\n')
+    file = str(tmp_path / "a.jsonl")
     task = replace(small_task(), allow_empty_text=True)
-    texts = [texts for _, texts in select_text_columns(rows, task)]
+    texts = [texts for _, texts in read_texts(file, task, TextConfig())]
     assert texts == [dict(sentence1="good"), dict(sentence1="")]
     with pytest.raises(ValueError, match="line 2"):
-        [*select_text_columns(rows, small_task())]
+        [*read_texts(file, small_task(), TextConfig())]
 
 
 def predict_text(saved, tmp_path, content, name="in.csv", out="out.csv", **options):

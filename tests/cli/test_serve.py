@@ -173,8 +173,7 @@ def test_what_cannot_be_served(monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit):
         serve_command(models="a")
     assert (
-        "fastapi is not installed: install it with pip install 'idp_tutorial[serve]'"
-        in capsys.readouterr().err
+        "fastapi is not installed: run pip install 'idp_tutorial[serve]'" in capsys.readouterr().err
     )
 
 

@@ -15,10 +15,10 @@ from small import EACH_METHOD, backbone, config, small_task, stop_at, write_glov
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli import progress
-from idp_tutorial.cli.predict import PREDICTION_COLUMNS, predict_command, select_text_columns
+from idp_tutorial.cli.predict import PREDICTION_COLUMNS, predict_command, read_texts
 from idp_tutorial.cli.train import train_command
-from idp_tutorial.core.prompted_model import trained_state
-from idp_tutorial.data.file_readers import iterate_rows
+from idp_tutorial.core.planned_model import trained_state
+from idp_tutorial.data.config import TextConfig
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.glove import backbone_word_vectors
 from idp_tutorial.runs.experiment import run_experiment, train_and_save
@@ -88,9 +88,7 @@ def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
     assert c2.get("glove") == str(tmp_path / "a") and predict(again, t, c2, WORDS) == predict(
         model, task, c, WORDS
     )
-    with pytest.raises(
-        ValueError, match="'own.txt', which is not saved with them: give its path .*glove="
-    ):
+    with pytest.raises(ValueError, match="give the path of the file own.txt .*glove="):
         from_pretrained(f)
     with pytest.raises(ValueError, match="belong to other word vectors than those of .*/b"):
         from_pretrained(f, glove=tmp_path / "b")
@@ -99,7 +97,7 @@ def test_word_vectors_of_a_file(cfg, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["prediction"] in task.labels
     with pytest.raises(SystemExit):
         predict_command(model=str(f), texts=str(tmp_path / "in"))
-    assert "give its path (glove=" in capsys.readouterr().err
+    assert "give the path of the file own.txt (glove=" in capsys.readouterr().err
     c = cfg(method="m-idpg-phm-glove")
     save_pretrained(build_model(c, load_backbone(c.backbone), task), f, task, c)
     from_pretrained(f)  # the bundled ones
@@ -291,7 +289,7 @@ def test_train_then_predict(small_folder, tmp_path, capsys, monkeypatch):
             model=str(tmp_path / "run"), texts=str(tmp_path / "in"), out=str(tmp_path / "new")
         )
     assert not [*tmp_path.glob("new*")]
-    assert "line 2: {'word': 'what ?'} has no text 'sentence1'" in capsys.readouterr().err
+    assert "line 2: no column 'text' among word" in capsys.readouterr().err
     assert all(
         s["prediction"] == max(s["probabilities"], key=s["probabilities"].get)
         and sum(s["probabilities"].values()) == pytest.approx(1)
@@ -352,9 +350,7 @@ def test_texts(tmp_path):
 
     def read(content, task, **columns):
         (tmp_path / "in").write_text(content)
-        return [
-            *select_text_columns(iterate_rows(tmp_path / "in", None, task.pair), task, **columns)
-        ]
+        return [*read_texts(str(tmp_path / "in"), task, TextConfig(**columns))]
 
     assert [row for row, _ in read(' a b \n\n{"sentence1": "c", "x": 1}', one)] == [
         dict(sentence1="a b"),
@@ -375,20 +371,21 @@ def test_texts(tmp_path):
             'a\n{"word": "b"}',
             one,
             {},
-            "in, line 2: .*no text 'sentence1'.*or a line of text; .* text=",
+            "in, line 2: no column 'text' among word: pass its name in text=",
         ),
-        ("a", pair, {}, "line 1.*no text 'sentence2'.*two texts separated by a tab; .* and text2="),
+        ("a", pair, {}, "line 1: 1 columns, but a pair has two: give two texts separated by a tab"),
+        ('{"text": "a"}', pair, {}, "line 1: no column 'sentence2' among text: .* in text2="),
         ("a\tb\tc", pair, {}, "line 1: 3 columns"),
         ("{a", one, {}, "line 1 is not valid JSON"),
-        ('{"sentence1": " "}', one, {}, "1 of 1 rows has no text in the column of texts .*line 1"),
+        ('{"sentence1": " "}', one, {}, "1 of 1 rows has no text in column 'sentence1' .*line 1"),
         (
             '{"text": ""}\n{"text": "a"}\n\n{"text": null}',
             one,
             {},
-            r"2 of 3 rows have no text .*in, line 1, line 4\): .* out with skip_empty",
+            r"2 of 3 rows have no text .*in, line 1, line 4\): .* .skip_empty",
         ),
         ('{"text": "a"}', one, dict(text="b"), "line 1: no column 'b' among text"),
-        ('{"sentence1": 3}', one, {}, "line 1: .* has no text 'sentence1'"),
+        ('{"sentence1": 3}', one, {}, "line 1: sentence1 must be a text"),
         ('{"message": ""}', mine, {}, "1 of 1 rows has no text .*line 1"),
         (f'{{"text": "a", "{PREDICTION_COLUMNS[0]}": 1}}', one, {}, "rename it"),
     ):

@@ -7,7 +7,7 @@ from small import FAMILY, backbone, batch_of, model_of, one, same, small_task
 
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 
 
 def test_a_two_layer_head_has_one_more_matrix():
@@ -40,10 +40,10 @@ def test_verbalizer_reads_the_language_model_head(family):
             )
     full = torch.stack(rows)
     label = batch["label"]
-    model = PromptedModel(bb, VerbalizerHead(bb, words)).eval()
+    model = PlannedModel(bb, VerbalizerHead(bb, words)).eval()
     same(model(batch), full[:, words], 1e-4)
     same(model.loss(batch), F.cross_entropy(full, torch.tensor(words)[label]), 1e-4)
-    narrow = PromptedModel(bb, VerbalizerHead(bb, words, "labels")).eval().loss(batch)
+    narrow = PlannedModel(bb, VerbalizerHead(bb, words, "labels")).eval().loss(batch)
     same(narrow, F.cross_entropy(full[:, words], label), 1e-4)
     assert abs(narrow - model.loss(batch)) > 1e-3
 
@@ -52,7 +52,7 @@ def test_verbalizer_reads_the_language_model_head(family):
 def test_what_the_classification_head_reads(pooling):
     bb = backbone()
     batch = batch_of(bb)
-    model = PromptedModel(bb, ClassificationHead(32, 2, pooling)).eval()
+    model = PlannedModel(bb, ClassificationHead(32, 2, pooling)).eval()
     h = run_layers(bb, batch).h
     n = batch["attention_mask"].sum(1)
     want = {

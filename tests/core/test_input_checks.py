@@ -78,11 +78,11 @@ def test_a_resumed_run_refuses_prompts_below_its_start():
     resumed = resume(batch, 2, h)
     refused(
         lambda: run_layers(bb, resumed, {1: step}),
-        "a prompt at layer 1",
+        "'insert' at layer 1",
         "have passed 2 layers",
         "states of a lower layer",
     )
-    refused(lambda: run_layers(bb, resume(batch, 0, h), {INPUT: step}), "a prompt at INPUT")
+    refused(lambda: run_layers(bb, resume(batch, 0, h), {INPUT: step}), "'insert' at INPUT")
     refused(
         lambda: run_layers(bb, resume(batch, 2, h[:, :5])),
         "hidden_states must have shape (3, 9, 32)",

@@ -59,7 +59,7 @@ def test_invalid_plans_are_refused():
     )
     refused(
         lambda: check_plan({1: Insert(p, update=nn.Linear(d, d))}, bb),
-        "the update of 'insert' at layer 1 is a module",
+        "'insert' at layer 1: its update is a module",
         "a method of the source",
     )
     check_plan({2: Add(p), INPUT: Insert(p), 1: KeyValue(p)}, bb)

@@ -9,7 +9,7 @@ from small import batch_of
 from torch import nn
 
 from idp_tutorial.core.heads import ClassificationHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.steps import Insert, PromptSource
 from idp_tutorial.training.cache import required_sentence_vectors
 from idp_tutorial.training.examples import precompute_source_inputs
@@ -42,7 +42,7 @@ class Outer(nn.Module):
 
 def model_with(source):
     bb = small_backbone()
-    return PromptedModel(bb, ClassificationHead(bb.d, 2), {0: Insert(source)})
+    return PlannedModel(bb, ClassificationHead(bb.d, 2), {0: Insert(source)})
 
 
 def test_the_parts_of_a_source_are_asked_too():

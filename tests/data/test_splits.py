@@ -61,7 +61,7 @@ def test_a_frozen_few_shot_set_is_read_and_files_may_be_compressed(tmp_path):
         ('{"sentence1": 7, "label": 0}', "line 3: sentence1 must be .* got 7"),
         (
             '{"sentence1": "a", "sentence2": "b", "label": 0}',
-            r"line 3: the row has a sentence2, but .* pair=True",
+            r"line 3: there is a sentence2, but .* pair=True",
         ),
         ("\xff".encode("latin1"), "line 3 is not a text in utf-8"),
     ],

@@ -185,7 +185,7 @@ def test_rows_of_a_generation_task_have_a_target(tmp_path):
         ValueError, match="no target among sentence1, label. Task 'mine' needs sentence1, target"
     ):
         load_task(mine, tmp_path)
-    with pytest.raises(ValueError, match="a task has no labels with is_generation=True"):
+    with pytest.raises(ValueError, match="is_generation=True takes no labels"):
         Task("mine", labels=("a", "b"), is_generation=True)
 
 

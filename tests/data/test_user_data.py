@@ -3,19 +3,20 @@
 import json
 from collections import Counter
 
+import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from idp_tutorial.data.config import TableConfig
+from idp_tutorial.data.config import TableConfig, TextConfig
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.data.user_data import (
-    _read_labelled_rows,
+    _read_source,
     format_labels,
     hold_out_rows,
     load_table_task,
     parse_label,
-    parse_labels,
     register_table_task,
+    resolve_columns,
     sort_class_names,
 )
 
@@ -62,8 +63,7 @@ def test_two_files_of_one_split_are_refused(tmp_path):
         (tmp_path / name).write_text("text,label\na,0\nb,1\n")
     with pytest.raises(
         ValueError,
-        match="has several tables for the split 'validation' .dev.csv, validation.csv.: "
-        "keep one of them",
+        match="has several tables for the split 'validation' .dev.csv, validation.csv.: keep",
     ):
         load_table_task(str(tmp_path))
 
@@ -75,12 +75,14 @@ def test_a_missing_class_label_is_reported(tmp_path):
 
     def read(label):
         rows_ = Dataset.from_list([*rows, dict(text="last", label=label)], features=features)
-        return _read_labelled_rows(rows_, TableConfig())
+        rows_, faults = _read_source(rows_, TableConfig())
+        faults.refuse()
+        return rows_
 
     for label in (None, -1):
         with pytest.raises(ValueError, match=r"1 of 21 rows has no label \(dataset, row 21\)"):
             read(label)
-    assert read(1)[0][-1]["label"] == "yes"
+    assert read(1)[-1]["label"] == "yes"
 
 
 def test_empty_texts_are_counted_and_can_be_left_out(tmp_path, caplog):
@@ -90,7 +92,7 @@ def test_empty_texts_are_counted_and_can_be_left_out(tmp_path, caplog):
     (tmp_path / "a.csv").write_text("\n".join(lines))
     words = (
         r"8 of 20 rows have no text in column 'text' \(.*a.csv, line 4, line 6, line 8, line 10, "
-        r"line 12 …\): write the texts, or leave these rows out with skip_empty"
+        r"line 12 …\): write the texts or remove these rows .skip_empty"
     )
     with pytest.raises(ValueError, match=words):
         load_table_task(tmp_path / "a.csv")
@@ -134,16 +136,61 @@ def test_datasets_and_their_folders_are_tables(tmp_path, caplog):
     whole.save_to_disk(tmp_path / "one")
     assert load_table_task(tmp_path / "saved", **columns)[0].splits == task.splits
     assert load_table_task(str(tmp_path / "one"), **columns)[0].name == "one"
+    load_table_task(whole, **columns, sep=";")
+    assert "sep: no effect for a dataset, which is no file" in caplog.messages
     (tmp_path / "saved/train/state.json").write_text("{")
     for data, options, words in (
         (tmp_path / "saved", {}, "saved cannot be loaded as a saved dataset"),
         (DatasetDict(test=whole), {}, "has no training rows, only test: name a split train"),
         (DatasetDict(train=whole, val=whole, dev=whole), {}, "several tables .* .val, dev.: keep"),
-        (whole, dict(sep=";"), "sep describes a file, and the data is a dataset"),
-        (3, {}, "data must be a file, a folder, a name on the hub, or a Dataset"),
     ):
         with pytest.raises(ValueError, match=words):
             load_table_task(data, **columns, **options)
+
+
+def test_every_reader_finds_the_same_columns(tmp_path):
+    """A file, a dataset, a data frame and a list of rows are one table."""
+    rows = [dict(text=f"t {i}", text2=f"u {i}", label="ab"[i % 2], features="x") for i in range(20)]
+    rows = [{**row, "split": "y"} for row in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task, _ = load_table_task(tmp_path / "a.jsonl")
+    assert task.pair and task.columns == ("{text}", "{text2}", "label")
+    for table in (Dataset.from_list(rows), pd.DataFrame(rows), rows):
+        assert load_table_task(table)[0].splits == task.splits
+    with pytest.raises(ValueError, match=r"1 of 21 rows has no text .*dataset, row 21"):
+        load_table_task([*rows, dict(text=None, text2="u", label="a")])
+
+
+def test_some_rows_with_a_second_text_are_a_fault(tmp_path):
+    rows = [dict(text=f"t {i}", label="ab"[i % 2]) for i in range(20)]
+    rows[4]["text2"] = "u"
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match="line 5: give each row a second text, or no row"):
+        load_table_task(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    "names,options,columns",
+    [
+        (("text", "label"), {}, ("text", None, "label")),
+        (("sentence1", "sentence2", "label"), {}, ("sentence1", "sentence2", "label")),
+        (("sentence", "text2", "label"), {}, ("sentence", None, "label")),
+        (("text", "text2", "label"), dict(pair=False), ("text", None, "label")),
+        (("text", "mine", "y"), dict(trained=("mine", None, "y")), ("mine", None, "y")),
+        (("text", "label"), dict(trained=("mine", None, "y")), ("text", None, "label")),
+        (("mine", "reply", "y"), dict(trained=("mine", "reply", "y")), ("mine", "reply", "y")),
+        ((0, 1, "label"), dict(n_positional=2), (0, 1, "label")),
+    ],
+)
+def test_columns_are_those_of_training_or_have_usual_names(names, options, columns):
+    resolved = resolve_columns(names, "a.csv", TextConfig(), with_label=True, **options)
+    assert resolved == columns
+
+
+@pytest.mark.parametrize("names", [("a", "label"), ("a", "b", "c", "label")])
+def test_columns_without_usual_names_are_named(names):
+    with pytest.raises(ValueError, match="a.csv: no column 'text' among a, .* in text="):
+        resolve_columns(names, "a.csv", TextConfig(), n_positional=2 * (len(names) > 2))
 
 
 def test_a_known_name_is_not_taken(tmp_path, monkeypatch):
@@ -253,8 +300,8 @@ def test_invalid_labels_are_reported(value, regression, message):
     ],
 )
 def test_labels_of_a_row_are_read(value, names):
-    assert parse_labels(value, "row 1") == names
-    assert parse_labels(format_labels(names), "row 1") == names
+    assert parse_label(value, "row 1", multi_label=True) == names
+    assert parse_label(format_labels(names), "row 1", multi_label=True) == names
 
 
 @pytest.mark.parametrize(
@@ -262,7 +309,7 @@ def test_labels_of_a_row_are_read(value, names):
 )
 def test_labels_that_cannot_be_read_are_refused(value):
     with pytest.raises(ValueError, match="row 1: the labels are .* leave the cell empty"):
-        parse_labels(value, "row 1")
+        parse_label(value, "row 1", multi_label=True)
 
 
 def test_a_table_of_several_labels(tmp_path):
@@ -284,5 +331,5 @@ def test_lists_of_class_labels_are_decoded():
     features = Features(dict(text=Value("string"), label=labels))
     rows = [dict(text="a", label=[0, 1]), dict(text="b", label=[])]
     dataset = Dataset.from_list(rows, features=features)
-    read, _ = _read_labelled_rows(dataset, TableConfig(multi_label=True))
+    read, _ = _read_source(dataset, TableConfig(multi_label=True))
     assert [row["label"] for row in read] == [["no", "yes"], []]

@@ -233,7 +233,7 @@ SIZES = {
     "hidden_size": (1, 31, 10**6, 10**12),
     "vocab_size": (1, 100, 10**7, 10**12),
     "max_position_embeddings": (1, 10**9),
-    "num_attention_heads": (0, 5, 10**9),
+    "num_attention_heads": (-1, 0, 5, 10**9),
     "intermediate_size": (0, 10**9),
     "type_vocab_size": (0, 10**10),
     "model_type": ("bert", "llama", "own", "t5", "gpt2", "clip"),

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -172,6 +173,8 @@ def start(work, folder, faults=None):
         code = 0
     except REFUSALS:
         code = 2
+    except Exception:
+        (Path(folder).parent / "error").write_text(traceback.format_exc())
     finally:
         os._exit(code)
 
@@ -182,7 +185,9 @@ def end(pid):
 
 def operations(work, folder):
     """Return the number of file operations of an unbroken work."""
-    assert end(start(work, folder, Faults(folder, -1))) == 0
+    code = end(start(work, folder, Faults(folder, -1)))
+    error = Path(folder).parent / "error"
+    assert code == 0, f"exit status {code}: {error.read_text() if error.exists() else ''}"
     return int((Path(folder).parent / "operations").read_text())
 
 

@@ -43,7 +43,7 @@ from idp_tutorial.cli.predict import predict_command
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.core.backbone import Backbone, backbone_id
 from idp_tutorial.core.heads import ClassificationHead
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters, trained_state
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import Task
 from idp_tutorial.methods.all_methods import METHODS
@@ -141,7 +141,7 @@ def copy_backbone(family: str = "roberta") -> Backbone:
 SHORT = {"steps": 3, "eval_every": 3, "batch_size": 8}
 
 
-def train_and_describe(model: PromptedModel, task: Task, cfg: RunConfig) -> dict[str, Any]:
+def train_and_describe(model: PlannedModel, task: Task, cfg: RunConfig) -> dict[str, Any]:
     """Train for three steps; return losses, predictions and a digest of the trained tensors."""
     log = fit(model, task, cfg)
     model.eval()
@@ -243,7 +243,7 @@ def run_deep_prompts(name: str) -> dict[str, Any]:
     try:
         torch.manual_seed(0)
         head = ClassificationHead(bb.d, 2, "mean")
-        model = PromptedModel(bb, head, deep_prompt_plan(bb, 4, insertion))
+        model = PlannedModel(bb, head, deep_prompt_plan(bb, 4, insertion))
         return train_and_describe(model, task, config(**SHORT))
     except ValueError as e:
         return {"error": str(e)}
@@ -320,10 +320,15 @@ def _dump_claims() -> dict[str, list]:
     return _dump_frame(recompute_published_claims().drop(columns=["note", "claim", "formula"]))
 
 
+def _name_kind(option: Any) -> str:
+    """Return the name of an option's type; a union is one of texts and something else."""
+    return option.kind.__name__ if isinstance(option.kind, type) else "str"
+
+
 def _list_config_fields() -> list[list]:
     fields = []
     for name, option in describe_all_options().items():
-        fields.append([name, option.kind.__name__, option.default])
+        fields.append([name, _name_kind(option), option.default])
     return fields
 
 
@@ -359,7 +364,7 @@ def describe_help(name: str) -> dict[str, Any]:
     command = find_command(name)
     options = {}
     for option in command.options().values():
-        choices = list(option.choices) or option.kind.__name__
+        choices = list(option.choices) or _name_kind(option)
         default = "required" if option.default is dataclasses.MISSING else str(option.default)
         options[option.name] = [default, option.help, choices, option.group]
     return {"about": command.function.__doc__, **options}

@@ -22,10 +22,10 @@ from two_processes import print_stacks_if_stuck, run_two_processes
 import idp_tutorial
 from idp_tutorial import METHODS, PromptModel, get_prompt_model
 from idp_tutorial.core.generation import generate_ids
-from idp_tutorial.core.prompted_model import restore_state
+from idp_tutorial.core.planned_model import restore_state
 from idp_tutorial.estimator import PromptClassifier
 from idp_tutorial.huggingface.files import prompt_tensors
-from idp_tutorial.methods.id_spam import AttentionLateConfig
+from idp_tutorial.methods.id_spam import IDSPAMConfig
 from idp_tutorial.utils.checks import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def test_logits_are_those_of_the_package(class_name, method):
         **({"bottleneck": 8} if "bottleneck" in METHODS[method].options else {}),
     )
     before = state_of(model.base_model)
-    restore_state(prompt_tensors(model.prompted_model), prompt_tensors(expected))
+    restore_state(prompt_tensors(model.planned_model), prompt_tensors(expected))
     batch = batch_of(bb, task)
     output = model(
         batch["input_ids"],
@@ -99,7 +99,7 @@ def test_left_padding_moves_the_logits_of_a_language_model():
     "call,message",
     [
         (lambda m, t: m(t), r"call model\(\*\*tokens\)"),
-        (lambda m, t: m(t["input_ids"][0]), r"\[B,T\] .*got shape"),
+        (lambda m, t: m(t["input_ids"][0]), r"\[B,T\] .*of shape"),
         (
             lambda m, t: m(inputs_embeds=torch.zeros(1, 2, 32)),
             "from input_ids alone: leave inputs_embeds out",
@@ -112,7 +112,7 @@ def test_left_padding_moves_the_logits_of_a_language_model():
         ),
         (lambda m, t: m(t["input_ids"][:0]), r"at least one text .*shape \(0, "),
         (lambda m, t: m(t["input_ids"][:, :0]), r"at least one text .*shape \(6, 0\)"),
-        (lambda m, t: m(t["input_ids"].float()), r"in torch\.int64 .*in torch\.float32"),
+        (lambda m, t: m(t["input_ids"].float()), r"in torch\.int64 or torch\.int32"),
         (
             lambda m, t: m(t["input_ids"], 0 * t["attention_mask"]),
             "it is 0 between two tokens or everywhere",
@@ -128,7 +128,6 @@ def test_left_padding_moves_the_logits_of_a_language_model():
             r"labels of 6 texts must be 6 class indices .*shape \(5,\)",
         ),
         (lambda m, t: m(**t, labels=LABELS.float()), r"class indices \(integers\)"),
-        (lambda m, t: m(**t, labels=[0, 1, 2, 0, 1, 2]), "labels must be a tensor, got a list"),
         (lambda m, t: m.bfloat16()(**t), r"the prompt is in torch\.bfloat16, .*base_model only"),
         (lambda m, t: m.generate(**t), "AutoModelForCausalLM"),
         (lambda m, t: m.delete_prompt("default"), "is active"),
@@ -188,7 +187,7 @@ def test_models_that_cannot_be_used_say_why():
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UserError, match="set_attn_implementation"):
         get_prompt_model(model, "lpt", num_labels=2)
-    with pytest.raises(UserError, match="get_prompt_model"):
+    with pytest.raises(UserError, match="backbone must be a text, got RobertaModel"):
         PromptClassifier("lpt", backbone=model).fit(["a", "b"] * 5, [0, 1] * 5)
 
 
@@ -210,12 +209,12 @@ def test_regression_and_several_labels():
 def test_prompts_are_switched_by_name(capsys):
     model = prompt_model("lpt-npg", num_labels=3)
     first = model(**tokens()).logits
-    model.add_prompt("topic", AttentionLateConfig(prompt_length=2), num_labels=5)
+    model.add_prompt("topic", IDSPAMConfig(prompt_length=2), num_labels=5)
     assert torch.equal(model(**tokens()).logits, first)
     model.set_prompt("topic")
     assert model(**tokens()).logits.shape == (6, 5) and model.config.num_labels == 5
     assert model.active_prompt == "topic"
-    assert model.prompt_config["topic"] == AttentionLateConfig(prompt_length=2)
+    assert model.prompt_config["topic"] == IDSPAMConfig(prompt_length=2)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained and all(name.startswith("prompts.topic.") for name in trained)
     model.print_trainable_parameters()
@@ -249,8 +248,8 @@ def test_generation_is_that_of_the_package(method):
     model = prompt_model(method, "AutoModelForCausalLM")
     bb = backbone("gpt2")
     texts = [bb.tokenizer(s).input_ids for s in ("The soup was", "In the evening she")]
-    model.prompted_model.backbone.tokenizer = bb.tokenizer
-    expected = generate_ids(model.prompted_model, texts, 4)
+    model.planned_model.backbone.tokenizer = bb.tokenizer
+    expected = generate_ids(model.planned_model, texts, 4)
     assert min(map(len, expected)) == 4  # no end token
     T = max(map(len, texts))
     for is_left in (True, False):
@@ -465,7 +464,7 @@ def test_the_trainer_uses_gradient_checkpointing(tmp_path):
     options = dict(save_strategy="no", max_steps=2)
     plain = train(tmp_path, "p-tuning-v2", **options)
     trainer = train(tmp_path, "p-tuning-v2", gradient_checkpointing=True, **options)
-    assert trainer.model.prompted_model.gradient_checkpointing
+    assert trainer.model.planned_model.gradient_checkpointing
     assert losses(trainer) == pytest.approx(losses(plain), abs=1e-5)
 
 

@@ -7,7 +7,7 @@ from prompt_models import CLASSES, model_object, state_of, tokens
 from small import backbone, batch_of, model_of, same, small_task
 
 from idp_tutorial import get_prompt_model
-from idp_tutorial.core.prompted_model import restore_state
+from idp_tutorial.core.planned_model import restore_state
 from idp_tutorial.families.family import resolve_attention
 from idp_tutorial.huggingface.files import prompt_tensors
 from idp_tutorial.testing.small_models import SMALL_CONFIGS, random_batch
@@ -104,7 +104,7 @@ def test_label_words_are_those_of_the_package(class_name):
     assert model.get_nb_trainable_parameters()[0] == sum(
         p.numel() for p in expected.sources.parameters()
     )
-    restore_state(prompt_tensors(model.prompted_model), prompt_tensors(expected))
+    restore_state(prompt_tensors(model.planned_model), prompt_tensors(expected))
     batch = batch_of(bb, task, template="code")
     output = model(batch["input_ids"], batch["attention_mask"], labels=batch["label"])
     same(output.logits, expected(batch))

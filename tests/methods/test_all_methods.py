@@ -13,7 +13,7 @@ from small import FAMILY, backbone, batch_of, config, model_of, one, same, small
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.core.prompted_model import count_parameters
+from idp_tutorial.core.planned_model import count_parameters
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.all_methods import METHODS
 

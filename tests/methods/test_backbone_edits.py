@@ -17,7 +17,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.families.family import build_hf_model, wrap_hf_model
 from idp_tutorial.methods.adapters import add_adapters, add_compacters, add_lora
@@ -239,7 +239,7 @@ def test_nothing_is_left_behind(name, family):
         during = picture(bb)
         assert during[1] != before[1]
         bb.layers[0].register_forward_pre_hook(lambda m, x: None)  # of the change
-        model = PromptedModel(bb, ClassificationHead(32, 2))
+        model = PlannedModel(bb, ClassificationHead(32, 2))
         if family == "roberta":
             fit(model, task, config(lr=0.1, steps=2, batch_size=8))  # as it is used
         model.train()
@@ -399,9 +399,9 @@ def test_gradients(name, family):
         jolt(bb)
         words = [5, 6]
         if head and family != "gpt2":
-            model = PromptedModel(bb, VerbalizerHead(bb, words)).train()
+            model = PlannedModel(bb, VerbalizerHead(bb, words)).train()
         else:
-            model = PromptedModel(bb, ClassificationHead(32, 2, "mean")).train()
+            model = PlannedModel(bb, ClassificationHead(32, 2, "mean")).train()
         model.loss(batch).backward()
         trained = {n: p for n, p in bb.model.named_parameters() if p.requires_grad}
         idle = [n for n, p in trained.items() if p.grad is None or not p.grad.any()]
@@ -444,7 +444,7 @@ def test_adapterdrop_has_no_graph_and_no_dropout_below(first, family):
     bb = backbone(family)
     batch = batch_of(bb)
     with add_adapters(bb, 8, first):
-        model = PromptedModel(bb, ClassificationHead(32, 2)).train()
+        model = PlannedModel(bb, ClassificationHead(32, 2)).train()
         assert model.first_trained_layer == first and [l.training for l in bb.layers] == [
             k >= first for k in range(3)
         ]
@@ -459,7 +459,7 @@ def test_adapterdrop_has_no_graph_and_no_dropout_below(first, family):
         )  # no dropout, or two passes would differ
         model.loss(batch).backward()
         assert all((p.grad is not None) == p.requires_grad for p in bb.model.parameters())
-    assert PromptedModel(bb, ClassificationHead(32, 2)).first_trained_layer == 3
+    assert PlannedModel(bb, ClassificationHead(32, 2)).first_trained_layer == 3
 
 
 def test_first_is_where_training_begins():
@@ -468,7 +468,7 @@ def test_first_is_where_training_begins():
 
     def first(change, plan=None):
         with change(bb):
-            return PromptedModel(bb, head, plan).first_trained_layer
+            return PlannedModel(bb, head, plan).first_trained_layer
 
     assert [first(CHANGES[n]) for n in ("adapter", "lora", "bitfit", "lora all")] == [0, 0, -1, 0]
     assert (
@@ -480,10 +480,10 @@ def test_first_is_where_training_begins():
         "the last LayerNorm",
         lambda c: c.train_tensors(bb.layers[2].output.LayerNorm.parameters()),
     ):
-        assert PromptedModel(bb, head).first_trained_layer == 2
+        assert PlannedModel(bb, head).first_trained_layer == 2
     bb = backbone("gpt2")
     with BackboneEdit(bb, "final norm", lambda c: c.train_tensors(bb.norm.parameters())):
-        assert PromptedModel(bb, head).first_trained_layer == 3
+        assert PlannedModel(bb, head).first_trained_layer == 3
 
 
 def test_adapterdrop_goes_on_from_cached_states():
@@ -491,7 +491,7 @@ def test_adapterdrop_goes_on_from_cached_states():
     batch = batch_of(bb)
     with add_adapters(bb, 8, first_layer=2):
         jolt(bb)
-        model = PromptedModel(bb, ClassificationHead(32, 2)).eval()
+        model = PlannedModel(bb, ClassificationHead(32, 2)).eval()
         n = len(batch["input_ids"])
         cached = {
             **text_of(batch),
@@ -503,7 +503,7 @@ def test_adapterdrop_goes_on_from_cached_states():
         add_adapters(bb, 8, first_layer=1),
         pytest.raises(ValueError, match="trains or inserts something below"),
     ):
-        PromptedModel(bb, ClassificationHead(32, 2)).eval()(cached)
+        PlannedModel(bb, ClassificationHead(32, 2)).eval()(cached)
 
 
 # --- references: RoBERTa's layer written out, one text at a time
@@ -673,7 +673,7 @@ def test_key_biases_do_nothing(family):
         pytest.skip("one bias for queries, keys and values, or none for keys")
     bb = backbone(family)
     with train_biases(bb):
-        PromptedModel(bb, ClassificationHead(32, 2)).loss(batch_of(bb)).backward()
+        PlannedModel(bb, ClassificationHead(32, 2)).loss(batch_of(bb)).backward()
         s = bb.layers[0].attention.self
         assert s.key.bias.grad.abs().max() < 1e-5 * s.value.bias.grad.abs().max()
 

@@ -6,7 +6,7 @@ import torch
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters, trained_state
 from idp_tutorial.methods.cartridge import CartridgeKeyValues
 from idp_tutorial.testing.small_models import random_batch, small_backbone
 from idp_tutorial.utils.checks import UserError
@@ -64,7 +64,7 @@ def test_the_cache_of_a_text_equals_that_of_peft(family):
 def test_the_first_token_is_frozen_and_saved():
     bb = small_backbone("gpt2")
     plan = build_plan(bb, prompt_length=5)
-    model = PromptedModel(bb, ClassificationHead(bb.d, 2, "last"), plan)
+    model = PlannedModel(bb, ClassificationHead(bb.d, 2, "last"), plan)
     assert count_parameters(model)["prompt"] == 4 * 2 * bb.d * bb.n_layers
     frozen = model.sources[0].encoder.frozen_embedding
     assert any(tensor is frozen for tensor in trained_state(model).values())

@@ -11,7 +11,7 @@ from small import FAMILY, backbone, batch_of, config, one, same, small_task, tex
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.data.encoding import collate, tokenize_rows
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
@@ -228,11 +228,11 @@ def test_pair_tasks_are_asked_as_they_stand():
     task = small_task("entailment")
     a, b = [build_model(config(method=m), backbone(), task) for m in ("efl", "fine-tuning")]
     batch = batch_of(a.backbone, task)
-    assert type(a) is PromptedModel
+    assert type(a) is PlannedModel
     same(a.eval()(batch), b.eval()(batch), 0)
     assert (
         type(build_model(config(method="efl"), backbone(), small_task("similarity")))
-        is PromptedModel
+        is PlannedModel
     )
 
 

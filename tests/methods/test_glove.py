@@ -17,7 +17,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.methods.glove import (
     GloveEncoder,
@@ -393,7 +393,7 @@ def model_of(bb, glove, layer=None):
     source = nn.Sequential(
         SentenceVector(glove, 0.1), PromptGenerator(glove.d, bb.d, t=3, m=8, n=4)
     )
-    return PromptedModel(bb, ClassificationHead(bb.d, 2, "mean"), prompt_plan(bb, source))
+    return PlannedModel(bb, ClassificationHead(bb.d, 2, "mean"), prompt_plan(bb, source))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -422,7 +422,7 @@ def test_it_writes_prompts_and_its_generator_learns(family, folder):
 def test_the_published_size(folder):
     bb = load_backbone("roberta-large", weights="meta")
     glove = load_glove_encoder(folder, bb.tokenizer)
-    model = PromptedModel(
+    model = PlannedModel(
         bb,
         ClassificationHead(bb.d, 2),
         multilayer_idpg_plan(bb, 5, 16, generator_input="layer0", encoder=glove, d_in=glove.d, n=4),
@@ -440,7 +440,7 @@ def test_one_lookup_serves_every_layer(folder, monkeypatch):
     monkeypatch.setattr(
         GloveEncoder, "embed_text", lambda self, text: seen.append(text) or plain(self, text)
     )
-    model = PromptedModel(
+    model = PlannedModel(
         bb,
         ClassificationHead(bb.d, 2, "mean"),
         multilayer_idpg_plan(bb, 3, 8, generator_input="layer0", encoder=glove, d_in=glove.d, n=4),

@@ -13,8 +13,8 @@ from small import FAMILY, backbone, batch_of, one, refused, same, small_task
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
-from idp_tutorial.methods.id_spam import AttentionLateConfig, AttentionPromptGenerator
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
+from idp_tutorial.methods.id_spam import AttentionPromptGenerator, IDSPAMConfig
 from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.sentence_vectors import MeanPooling, token_vectors
 from idp_tutorial.methods.token_attention import TokenAttention
@@ -41,7 +41,7 @@ def model_with(bb, gen, layer=1, head="classification"):
         if head == "classification"
         else VerbalizerHead(bb, small_task().word_ids(bb.tokenizer))
     )
-    return PromptedModel(bb, h, lpt_plan(bb, gen, layer)).eval()
+    return PlannedModel(bb, h, lpt_plan(bb, gen, layer)).eval()
 
 
 def context_at(bb, batch, layer=0):
@@ -359,7 +359,7 @@ PUBLISHED = [
 )
 def test_published_sizes(name, c, t, n):
     bb = load_backbone(name, weights="meta")
-    model = PromptedModel(
+    model = PlannedModel(
         bb, ClassificationHead(bb.d, 2), lpt_plan(bb, AttentionPromptGenerator(bb.d, t, c))
     )
     assert count_parameters(model) == dict(prompt=n, head=2 * bb.d + 2, backbone=0)
@@ -423,7 +423,7 @@ def test_biases_are_an_option():
     """ID-SPAM's text has biases, and its Eq. 2 and counts have none: m + t·d parameters."""
     counts = []
     for bias in (False, True):
-        config = AttentionLateConfig(prompt_length=5, bottleneck=8, bias=bias)
+        config = IDSPAMConfig(prompt_length=5, bottleneck=8, bias=bias)
         bb = backbone("roberta")
         (step,) = config.plan(bb, TrainingConfig()).values()
         counts.append(sum(p.numel() for p in step.source.parameters()))

@@ -14,11 +14,11 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT, Context
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.methods.idpg import (
     GeneratedPrompt,
+    IDPGPHMConfig,
     PromptGenerator,
-    SinglePHMConfig,
     idpg_plan,
 )
 from idp_tutorial.methods.phm import PHMLinear
@@ -47,7 +47,7 @@ def generator(kind="phm", n=4, d_in=d, **kw):
 
 
 def model_of(bb, g, position=0, n_out=2, encoder=None, **kw):
-    return PromptedModel(
+    return PlannedModel(
         bb, ClassificationHead(d, n_out, "mean"), idpg_plan(bb, g, position, encoder, **kw)
     ).eval()
 
@@ -234,7 +234,7 @@ def test_verbalizer_logits_do_not_depend_on_padding(family):
     bb = backbone(family)
     task = small_task("questions")
     batch = batch_of(bb, task, template="code")
-    model = PromptedModel(
+    model = PlannedModel(
         bb, VerbalizerHead(bb, task.word_ids(bb.tokenizer)), idpg_plan(bb, generator())
     ).eval()
     same(
@@ -341,14 +341,14 @@ def test_without_w2_it_is_prompt_tuning(family, position):
         [w.zero_() for w in g.up.parameters()]
         g.b2.copy_(soft.p.flatten())
     dynamic = model_of(bb, g, position)
-    static = PromptedModel(bb, dynamic.head, prompt_plan(bb, soft, position)).eval()
+    static = PlannedModel(bb, dynamic.head, prompt_plan(bb, soft, position)).eval()
     if family == "roberta":
         dynamic.train()
         static.train()
     a = dynamic(batch)
     b = static(batch)
     assert (
-        torch.equal(a, b) and (a - PromptedModel(bb, dynamic.head).eval()(batch)).abs().max() > 1e-3
+        torch.equal(a, b) and (a - PlannedModel(bb, dynamic.head).eval()(batch)).abs().max() > 1e-3
     )
     for y in (a, b):
         (y * torch.arange(1.0, 1 + y.numel()).view_as(y)).sum().backward()
@@ -381,7 +381,7 @@ SIZES = [
 def test_published_sizes(kw, name, published):
     bb = load_backbone(name, weights="meta")
     with torch.device("meta"):
-        model = PromptedModel(
+        model = PlannedModel(
             bb,
             ClassificationHead(bb.d, 2),
             idpg_plan(bb, PromptGenerator(bb.d, bb.d, 5, **{"m": 256, **kw})),
@@ -463,7 +463,7 @@ def test_one_rule_gives_the_count_of_the_paper():
     """IDPG §3.2.1: both PHM layers share A; on RoBERTa-large 107,776 parameters, 105K."""
     counts = {}
     for shared in (False, True):
-        config = SinglePHMConfig(prompt_length=5, shared_rule=shared)
+        config = IDPGPHMConfig(prompt_length=5, shared_rule=shared)
         with torch.device("meta"):
             (step,) = config.plan(load_backbone("roberta-large", "meta"), TrainingConfig()).values()
         counts[shared] = sum(p.numel() for p in step.source.parameters())

@@ -17,7 +17,7 @@ from torch import nn
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.methods.lpt import (
     PoolingPromptGenerator,
     adaptive_pool,
@@ -45,7 +45,7 @@ def model_of(method, bb, layer=1, head="verbalizer", dropout_below_prompt=False,
         if head == "verbalizer"
         else ClassificationHead(bb.d, 2, "mean")
     )
-    return PromptedModel(bb, reader, lpt_plan(bb, source, layer), dropout_below_prompt).eval()
+    return PlannedModel(bb, reader, lpt_plan(bb, source, layer), dropout_below_prompt).eval()
 
 
 def prompt_of(model, batch):
@@ -414,7 +414,7 @@ def test_published_sizes(method, t, name, published):
                 ),
             )
         )[method]
-    model = PromptedModel(bb, VerbalizerHead(bb, [0, 1]), lpt_plan(bb, source))
+    model = PlannedModel(bb, VerbalizerHead(bb, [0, 1]), lpt_plan(bb, source))
     assert count_parameters(model) == dict(
         prompt=published, head=0, backbone=0
     )  # the language-model head stays frozen

@@ -11,7 +11,7 @@ from small import FAMILY, backbone, batch_of, one, refused, same
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.methods.p_tuning import ReparameterizedPrompt
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 
@@ -57,13 +57,13 @@ def test_static_padding_gradients_and_baking(family, net):
     with torch.no_grad():
         [p.mul_(3) for p in source.parameters()]
     head = ClassificationHead(32, 2, bb.default_pooling)
-    model = PromptedModel(bb, head, prompt_plan(bb, source)).eval()
+    model = PlannedModel(bb, head, prompt_plan(bb, source)).eval()
     batch = batch_of(bb)
     out = model(batch)
     with torch.no_grad():
         same(torch.cat([model(one(batch, i)) for i in range(6)]), out)
     soft = source.to_soft_prompt()
-    static_model = PromptedModel(bb, head, prompt_plan(bb, soft)).eval()
+    static_model = PlannedModel(bb, head, prompt_plan(bb, soft)).eval()
     same(static_model(batch), out)
     assert count_parameters(static_model)["prompt"] == 4 * 32 and soft.p.requires_grad
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_sizes():
     )
     for net, n in (("mlp", mlp), ("lstm", lstm)):
         assert count_parameters(
-            PromptedModel(
+            PlannedModel(
                 bb, ClassificationHead(d, 2), prompt_plan(bb, ReparameterizedPrompt(t, d, h, net))
             )
         ) == dict(prompt=n, head=2050, backbone=0)

@@ -17,7 +17,7 @@ from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.methods.key_value_prompt import KeyValuePrompt
 from idp_tutorial.methods.p_tuning_v2 import _embed_shifted, deep_prompt_plan
 from idp_tutorial.methods.prompt_tuning import prompt_plan
@@ -225,9 +225,7 @@ def test_only_added_rows_listen():
 def test_padding_and_order_change_nothing(family, insertion, shift):
     bb = backbone(family)
     batch = batch_of(bb)
-    model = PromptedModel(
-        bb, ClassificationHead(d, 3, "mean"), plan_of(bb, insertion, shift)
-    ).eval()
+    model = PlannedModel(bb, ClassificationHead(d, 3, "mean"), plan_of(bb, insertion, shift)).eval()
     with torch.no_grad():
         together = model(batch)
         order = torch.randperm(len(together))
@@ -240,7 +238,7 @@ def test_padding_and_order_change_nothing(family, insertion, shift):
 def test_gradients_reach_every_layers_prompt_and_nothing_else(family, insertion, shift):
     bb = backbone(family)
     batch = batch_of(bb)
-    model = PromptedModel(
+    model = PlannedModel(
         bb, ClassificationHead(d, 2, "mean"), deep_prompt_plan(bb, t, insertion, shift)
     ).train()
     model.loss(batch).backward()
@@ -338,7 +336,7 @@ def test_dropout_is_on_keys_and_values_in_training():
 def test_published_sizes(name, t, insertion, published):
     bb = load_backbone(name, weights="meta")
     n = count_parameters(
-        PromptedModel(bb, ClassificationHead(bb.d, 2), deep_prompt_plan(bb, t, insertion))
+        PlannedModel(bb, ClassificationHead(bb.d, 2), deep_prompt_plan(bb, t, insertion))
     )
     assert n == dict(prompt=published, head=2 * bb.d + 2, backbone=0)
 
@@ -347,7 +345,7 @@ def test_prompt_tuning_134():
     large = load_backbone("roberta-large", weights="meta")
     assert (
         count_parameters(
-            PromptedModel(
+            PlannedModel(
                 large, ClassificationHead(1024, 2), prompt_plan(large, SoftPrompt(134, 1024))
             )
         )["prompt"]
@@ -381,7 +379,7 @@ def test_deberta_takes_rows():
     with pytest.raises(
         ValueError, match="'kv' at layer 0: the attention of a deberta backbone.*`Replace`"
     ):
-        PromptedModel(bb, nn.Identity(), deep_prompt_plan(bb, t, "kv"))
+        PlannedModel(bb, nn.Identity(), deep_prompt_plan(bb, t, "kv"))
 
 
 def test_types_move_up_with_their_words():

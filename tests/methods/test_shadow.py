@@ -6,7 +6,7 @@ import torch
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.testing.small_models import random_batch, small_backbone
 
 pytest.importorskip("peft")
@@ -73,7 +73,7 @@ def test_parameters_are_one_layer_and_bottlenecks():
     """In each layer 2rd for W_down and W_up, and 2(2rd + r + d) for the update, but the last."""
     bb = small_backbone("llama")
     cfg = RunConfig("shadow", bottleneck=4)
-    model = PromptedModel(bb, ClassificationHead(bb.d, 2, "last"), cfg.method_config.plan(bb, cfg))
+    model = PlannedModel(bb, ClassificationHead(bb.d, 2, "last"), cfg.method_config.plan(bb, cfg))
     r, d, n = 4, bb.d, bb.n_layers
     layer = sum(p.numel() for p in [*bb.layers[0].parameters(), *bb.norm.parameters()])
     expected = layer + n * 2 * r * d + (n - 1) * 2 * (2 * r * d + r + d)

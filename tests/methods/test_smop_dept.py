@@ -14,13 +14,13 @@ from small import FAMILY, backbone, batch_of, config, one, refused, same, small_
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.smop_dept import (
     DecomposedPrompt,
-    DecomposedPromptConfig,
+    DePTConfig,
     RoutedPrompt,
-    RoutedPromptConfig,
+    SMoPConfig,
     dept_plan,
 )
 from idp_tutorial.training.config import TrainingConfig
@@ -54,7 +54,7 @@ def make_model(bb, method, head="classification", position=0):
         if head == "classification"
         else VerbalizerHead(bb, small_task().word_ids(bb.tokenizer))
     )
-    return PromptedModel(bb, h, plan).eval()
+    return PlannedModel(bb, h, plan).eval()
 
 
 def ctx_of(bb, batch):
@@ -249,7 +249,7 @@ def test_smops_start_and_size():
     assert 0.4 < source.p.std() < 0.6 and source.router.bias is None
     bb = load_backbone("roberta-base", weights="meta")
     assert count_parameters(
-        PromptedModel(bb, ClassificationHead(768, 2), prompt_plan(bb, RoutedPrompt(768, 5, 4)))
+        PlannedModel(bb, ClassificationHead(768, 2), prompt_plan(bb, RoutedPrompt(768, 5, 4)))
     ) == dict(prompt=4 * 5 * 768 + 4 * 768, head=2 * 769, backbone=0)
 
 
@@ -288,7 +288,7 @@ def test_dept_starts_as_prompt_tuning_and_does_not_stay_it(bbs, family):
     head = ClassificationHead(bb.d, 2, bb.default_pooling)
 
     def out(source, plan):
-        return PromptedModel(bb, head, plan(bb, source)).eval()(batch)
+        return PlannedModel(bb, head, plan(bb, source)).eval()(batch)
 
     same(out(dept(0.0), dept_plan), out(dept(0.0), prompt_plan))
     assert (out(dept(), dept_plan) - out(dept(), prompt_plan)).abs().max() > 1e-2
@@ -314,7 +314,7 @@ def test_dept_sizes():
     """100·768 for T5-base, as the paper has it; and on backbones of ours."""
     assert sum(p.numel() for p in DecomposedPrompt(768, 40, 256, 45).parameters()) == 76_800
     bb = load_backbone("roberta-large", weights="meta")
-    model = PromptedModel(
+    model = PlannedModel(
         bb, ClassificationHead(1024, 2), dept_plan(bb, DecomposedPrompt(1024, 10, 128, 45))
     )
     assert count_parameters(model) == dict(
@@ -323,14 +323,14 @@ def test_dept_sizes():
 
 
 def dept_model(bb, lr_scale=0.02, n=2):
-    return PromptedModel(bb, ClassificationHead(bb.d, n), dept_plan(bb, dept(lr_scale=lr_scale)))
+    return PlannedModel(bb, ClassificationHead(bb.d, n), dept_plan(bb, dept(lr_scale=lr_scale)))
 
 
 @pytest.mark.parametrize("position", [0, 4])
 def test_two_learning_rates(bbs, position):
     """Adam's first step is as long as its learning rate."""
     bb = bbs("bert")
-    model = PromptedModel(
+    model = PlannedModel(
         bb, ClassificationHead(32, 2), dept_plan(bb, source := dept(lr_scale=0.02), position)
     )
     before = {n: p.detach().clone() for n, p in model.trained_parameters().items()}
@@ -400,12 +400,12 @@ def test_depts_start():
 def test_options_reach_the_sources():
     bb = backbone("roberta")
     options = dict(prompt_length=3, n_prompts=6, top_k=2, routing_noise=0.5)
-    (step,) = RoutedPromptConfig(**options).plan(bb, TrainingConfig()).values()
+    (step,) = SMoPConfig(**options).plan(bb, TrainingConfig()).values()
     assert step.source.p.shape == (6, 3, bb.d)
     assert (step.source.top_k, step.source.noise) == (2, 0.5)
     options = dict(prompt_length=3, update_rank=4, update_scale=2.0, update_lr_scale=0.5)
-    (step,) = DecomposedPromptConfig(**options).plan(bb, TrainingConfig()).values()
+    (step,) = DePTConfig(**options).plan(bb, TrainingConfig()).values()
     assert step.source.B.shape == (4, bb.d)
     assert (step.source.scale, step.source.lr_scale["A"]) == (1.0, 0.5)
     with pytest.raises(ValueError, match="top_k must be between 1 and n_prompts=4"):
-        RoutedPromptConfig(top_k=5).plan(bb, TrainingConfig())
+        SMoPConfig(top_k=5).plan(bb, TrainingConfig())

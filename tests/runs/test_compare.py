@@ -2,8 +2,10 @@
 
 import importlib.util
 import json
+import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +14,21 @@ import torch
 from small import Killed, backbone, small_task, write_glove
 
 from idp_tutorial.assembly.build import build_model
-from idp_tutorial.core.prompted_model import trained_state
-from idp_tutorial.data.tasks import load_task
+from idp_tutorial.core.planned_model import trained_state
+from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.layer_sweep import sweep_table
 from idp_tutorial.runs import compare as comparison
-from idp_tutorial.runs.compare import compare_and_write, compare_methods, run_seeds, steps_within
+from idp_tutorial.runs.compare import (
+    choose_backbone,
+    compare,
+    compare_and_write,
+    compare_methods,
+    run_seeds,
+    steps_within,
+)
 from idp_tutorial.runs.conclusions import describe_primary_contrast
+from idp_tutorial.runs.defaults import DEFAULT_METHODS, DEFAULT_OPTIONS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import (
@@ -27,6 +37,7 @@ from idp_tutorial.runs.tables import (
     write_results,
 )
 from idp_tutorial.training.fit import TrainingRun
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, save_tensors
 
@@ -324,7 +335,7 @@ def test_other_contents_of_a_file_are_another_run(
     )
     assert scores(one("b", -1))["provenance"] == other["provenance"] and len(messages) == 2
     diverged = Experiment(one("b", -1), task).record_divergence("why")
-    assert diverged.digests == other["digests"]
+    assert diverged["digests"] == other["digests"]
 
 
 def test_a_run_that_patience_ended_is_not_repeated(cfg, task, tmp_path, messages):
@@ -458,7 +469,7 @@ def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
         1,
         True,
         tmp_path / "out",
-    )
+    ).table
     assert (
         len(wild) == 6
         and table.diverged.tolist() == [1, 0]
@@ -470,7 +481,9 @@ def test_a_comparison_in_which_everything_diverged(cfg, tmp_path, wild):
 def test_several_splits_make_one_table(cfg, tmp_path, messages):
     """Each split has its own examples and all seeds; a second call trains nothing."""
     base = cfg(lr=1e-2, shots=24, bottleneck=None)
-    table = compare_and_write(["majority", "lpt"], base, 2, False, tmp_path / "out", split_seeds=2)
+    table = compare_and_write(
+        ["majority", "lpt"], base, 2, False, tmp_path / "out", split_seeds=2
+    ).table
     assert table.seeds.tolist() == [4, 4] and table.draws.tolist() == [2, 2]
     assert len(messages) == 8
     runs = read_records(tmp_path / "out" / "compare.jsonl")
@@ -531,10 +544,96 @@ def test_a_comparison_that_continues_keeps_the_steps_that_its_time_allowed(
     monkeypatch.setattr(comparison, "steps_within", lambda *args: 2)
     base = replace(cfg(lr=1e-2, bottleneck=None), steps=8, eval_every=4)
     methods = ["lpt", "words", "majority"]
-    table = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1)
+    table = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1).table
     assert [*table.method] == methods and table.steps[0] == 2
     assert (tmp_path / "out" / "report" / "report.md").exists()
     n_messages = len(messages)
     monkeypatch.setattr(comparison, "steps_within", lambda *args: 5)
-    again = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1)
+    again = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1).table
     assert again.steps[0] == 2 and not any("seed 0" in m for m in messages[n_messages:])
+
+
+# ---- own texts in Python
+
+
+TICKETS = [
+    (f"{word} {i}", topic)
+    for topic, words in dict(
+        billing=("the invoice is wrong", "refund my card"),
+        login=("the password fails", "i cannot sign in"),
+    ).items()
+    for word in words
+    for i in range(15)
+]
+TEXTS, LABELS = map(list, zip(*TICKETS))
+
+
+@pytest.fixture
+def own_tasks():
+    """Forget the tasks of tables after a test."""
+    tasks = dict(TASKS)
+    yield
+    for name in TASKS.keys() - tasks.keys():
+        del TASKS[name]
+
+
+def test_own_texts_are_compared_in_python(own_tasks, tmp_path, messages):
+    folder = tmp_path / "tickets"
+    options = dict(methods=["words", "prompt-tuning"], backbone="tiny", steps=4, device="cpu")
+    result = compare((TEXTS, LABELS), folder, **options)
+    assert [*result.table.method] == ["words", "prompt-tuning"]
+    assert result.table.steps[1] == 4 and result.advice.method in options["methods"]
+    assert str(result).endswith(result.advice.sentence) and "95 % interval" in str(result)
+    assert {p.name for p in folder.glob("[!.]*")} >= {
+        *("compare.jsonl", "compare.csv", "compare.png", "report")
+    }
+    assert result.advice.sentence in (folder / "report" / "report.md").read_text()
+    assert len([m for m in messages if "seed 0" in m]) == 2
+    messages.clear()
+    again = compare((TEXTS, LABELS), folder, **options)
+    assert again.table.equals(result.table) and not [m for m in messages if "seed 0" in m]
+    assert again.advice == result.advice
+
+
+def test_epochs_take_the_place_of_the_default_steps(own_tasks, tmp_path):
+    options = dict(methods=["prompt-tuning"], backbone="tiny", device="cpu", batch_size=12)
+    result = compare((TEXTS, LABELS), tmp_path, epochs=1, **options)
+    (record,) = result.records
+    assert record["steps"] == 4 and len(record["history"]) == 4
+    assert record["prompt_length"] == 5 and "minutes" not in record
+
+
+def test_texts_and_labels_of_different_lengths_are_refused(own_tasks, tmp_path):
+    with pytest.raises(ValueError, match="expected length 60 but got length 59"):
+        compare((TEXTS, LABELS[1:]), tmp_path / "out", backbone="tiny")
+    with pytest.raises(ValueError, match="1 of 60 rows"):
+        compare((TEXTS, [None, *LABELS[1:]]), tmp_path / "out", backbone="tiny")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_example_of_the_page_on_reports(own_tasks, tmp_path, monkeypatch, capsys):
+    page = Path(__file__).parents[2] / "docs" / "reports_and_metrics.md"
+    code = re.search(
+        r"```python\n(from idp_tutorial import compare\n.*?)```", page.read_text(), re.S
+    )[1]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(DEFAULT_OPTIONS, "steps", 2)
+    monkeypatch.setattr(comparison, "choose_backbone", lambda is_own_task: ("tiny", ""))
+    exec(code, dict(texts=TEXTS, labels=LABELS))
+    printed = capsys.readouterr().out
+    assert all(method in printed for method in DEFAULT_METHODS)
+    assert (tmp_path / "tickets" / "compare.jsonl").exists()
+
+
+@pytest.mark.parametrize("installed,online", [(True, True), (False, True), (False, False)])
+def test_a_real_backbone_is_chosen_for_own_texts(installed, online, monkeypatch):
+    folder = Path("minilm") if installed else None
+    monkeypatch.setattr(comparison, "find_local_backbone", lambda name, verify: folder)
+    monkeypatch.setattr(comparison, "is_hub_reachable", lambda: online)
+    assert choose_backbone(is_own_task=False)[0] == "tiny"
+    if installed or online:
+        name, reason = choose_backbone(is_own_task=True)
+        assert name == ("minilm" if installed else "roberta-base") and f"backbone {name}," in reason
+    else:
+        with pytest.raises(UserError, match=r"pip install 'idp_tutorial\[backbones\]'"):
+            choose_backbone(is_own_task=True)

@@ -134,6 +134,44 @@ def test_advice_does_not_call_a_difference_within_the_interval_real():
     assert "higher than every other" in advise(cheap + better).sentence
 
 
+def test_of_equal_methods_the_one_with_fewest_parameters_is_advised():
+    """A generator of many parameters costs more than LoRA; a control costs less than both."""
+
+    def advised(**params):
+        records = [
+            finished_record(m.replace("_", "-"), s, 80.0 + s % 2, prompt=n)
+            for m, n in params.items()
+            for s in range(4)
+        ]
+        return advise(records).method
+
+    assert advised(lpt_npg=300_000, lora=75_000, prompt_tuning=90_000) == "lora"
+    assert advised(lora=75_000, prompt_tuning=75_000) == "prompt-tuning"  # static before weights
+    assert advised(lora=1, side_network=50_000) == "side-network"
+    assert advised(lora=1, side_network=0, probe=0, words=900_000) == "words"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "claims/converged-trec-minilm.jsonl",
+        "neighbours/two-domains/compare.jsonl",
+        "neighbours/trec-random/compare.jsonl",
+    ],
+)
+def test_advice_on_stored_records_names_the_smallest_that_does_not_lose(file):
+    path = Path(__file__).parents[2] / "results" / file
+    records = read_records(path)
+    advice = advise(records, path.parent)
+    sizes = {r["method"]: sum(r["params"].values()) for r in records}
+    best = pd.DataFrame(records).groupby("method").score.mean().idxmax()
+    for method, size in sizes.items():
+        contrast = method != best and estimate_contrast(records, method, best, path.parent)
+        is_lower = bool(contrast) and contrast["high"] < 0
+        assert is_lower or size >= sizes[advice.method]
+        assert not is_lower or method != advice.method
+
+
 def test_advice_is_against_all_methods_that_the_most_frequent_label_equals():
     records = [finished_record(m, 0, 50.0) for m in ("majority", "lora", "lpt-npg")]
     advice = advise(records)

@@ -23,7 +23,13 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs import experiment
-from idp_tutorial.runs.experiment import Experiment, run_experiment, train_and_save
+from idp_tutorial.runs.experiment import (
+    Experiment,
+    run_experiment,
+    score_controls,
+    train_and_save,
+    warn_of_better_controls,
+)
 from idp_tutorial.runs.logits import load_logits, split_outputs
 from idp_tutorial.runs.record import RunStore, make_fingerprint
 from idp_tutorial.runs.tables import (
@@ -223,7 +229,7 @@ def test_a_backbone_in_half_precision_is_refused():
     bb.model.half()
     with pytest.raises(
         ValueError,
-        match="weights in torch.float16, .* load it without dtype=, or with dtype='bfloat16'",
+        match="weights in torch.float16: load it without dtype=",
     ):
         build_model(config(), bb, small_task())
 
@@ -333,7 +339,7 @@ def test_the_metric_selects_the_checkpoint_and_is_recorded(metric):
     task = small_task("questions")
     experiment = Experiment(config("head-only", metric=metric, steps=9, eval_every=3), task)
     model, log = experiment.fit()
-    record = experiment.score(model, log).to_dict()
+    record = experiment.score(model, log)
     name = metric.replace("log_loss", "neg_log_loss")
     assert record["metric"] == name and record["score"] == record["scores"][name]
     assert record["validation"] == max(score for _, score in record["history"])
@@ -410,3 +416,21 @@ def test_a_run_whose_test_outputs_are_not_finite_leaves_its_folder_free(
         with pytest.raises(DivergenceError):
             train_and_save(cfg(lr=1e-2), tmp_path, task)
     assert train_and_save(cfg(lr=1e-3), tmp_path, task)["lr"] == 1e-3
+
+
+def test_controls_are_scored_beside_a_run(cfg, task):
+    run = cfg(method="lpt", lr=1e-3)
+    scores = score_controls(run, task)
+    assert scores.keys() == {"words", "probe"} and all(0 <= v <= 100 for v in scores.values())
+    on_validation = score_controls(run, task, "validation")
+    _, record = Experiment(run.with_method("words", lr=None), task).train()
+    assert scores["words"] == record["score"] and on_validation["words"] == record["validation"]
+    one_class = [row for row in task.splits["train"] if row["label"] == 0]
+    assert score_controls(run, replace(task, splits={**task.splits, "train": one_class})) == {}
+
+
+def test_a_method_below_a_control_has_a_warning():
+    warning = warn_of_better_controls("lora", 70.0, dict(words=80.0, probe=90.0))
+    assert warning.startswith("lora (70.0) scores lower than words and probe")
+    assert "than probe:" in warn_of_better_controls("lora", 80.0, dict(words=80.0, probe=90.0))
+    assert not warn_of_better_controls("lora", 90.0, dict(words=80.0, probe=90.0))

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from sklearn.metrics import matthews_corrcoef
 
 from idp_tutorial.data.task import Task
@@ -208,3 +209,40 @@ def test_forty_classes_and_odd_names_can_be_drawn(tmp_path):
     assert (tmp_path / "confusion.png").stat().st_size > 1000
     assert "Rows are labels" not in report.to_markdown()  # too many for a table
     assert isinstance(report.confusion, pd.DataFrame)
+
+
+def test_a_picture_of_forty_classes_has_those_with_the_most_errors():
+    """Names that are cut stay different, and a cell has the percentage of its label."""
+    names = tuple(f"a question of a customer about the topic {i}" for i in range(40))
+    task = Task("many", labels=names)
+    rows = [dict(sentence1="a text", label=i) for i in range(40) for _ in range(4)]
+    answers = [names[row["label"]] for row in rows]
+    answers[4 * 30] = names[7]  # one of the four rows of class 30
+    predictions = [dict(label=a, probabilities=dict.fromkeys(names, 1 / 40)) for a in answers]
+    report = make_report(task, rows, predictions)
+    figure = Figure()
+    report_module._draw_confusion(report, figure)
+    (ax,) = figure.axes
+    labels = [label.get_text() for label in ax.get_yticklabels()]
+    assert len({*labels}) == len(labels) == 20 and "20 of 40 classes" in ax.get_title()
+    cells = {(text.get_position(), text.get_text()) for text in ax.texts}
+    column, row = (next(i for i, n in enumerate(labels) if n.startswith(f"{k}: ")) for k in (8, 31))
+    assert ((column, row), "25") in cells and ((row, row), "75") in cells
+    assert max(figure.get_size_inches()) < 12
+
+
+def test_a_picture_of_few_classes_has_all_of_them():
+    figure = Figure()
+    report_module._draw_confusion(make_report(TOPIC, ROWS, predictions_of(LIKELY_BILL)), figure)
+    (ax,) = figure.axes
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["bill", "mail"]
+    assert "classes" not in ax.get_title()
+
+
+def test_the_title_of_curves_names_the_best_evaluation():
+    history = [(5, 60.0), (10, 80.0), (15, 80.0)]
+    runs = dict(lpt=dict(history=history, losses=[1.0]), lora=dict(history=[(5, 70.0)]))
+    figure = Figure(layout="constrained")
+    report_module._draw_curves(runs, figure)
+    assert figure.get_suptitle() == "best on validation: lpt, 80.0 at step 10"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["lpt", "lora"]

@@ -18,7 +18,7 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import cast_weights, load_backbone
 from idp_tutorial.core.backbone import backbone_id
-from idp_tutorial.core.prompted_model import trained_state
+from idp_tutorial.core.planned_model import trained_state
 from idp_tutorial.methods import glove
 from idp_tutorial.saving.descriptions import (
     check_backbone_matches,
@@ -221,13 +221,13 @@ def test_a_description_of_no_task_or_no_weights_is_named(saved):
     folder, *_ = saved
     good = (folder / "prompts.safetensors").read_bytes()
     for new, words in (
-        (dict(task=dict(columns=[])), "has task.columns=.., but it must be 3 values"),
+        (dict(task=dict(columns=[])), "task.columns must be 3 values, got .."),
         (
             dict(task=dict(columns=[1, None, "y"])),
-            r"has task.columns\[0\]=1, but it must be a text",
+            r"task.columns\[0\] must be a text, got 1",
         ),
-        (dict(backbone=None), "has backbone=None, but it must be an object"),
-        (dict(backbone=dict(dtype="x")), "no digest of their backbone's weights"),
+        (dict(backbone=None), "backbone must be an object, got None"),
+        (dict(backbone=dict(dtype="x")), "need their backbone, a folder"),
     ):
         (folder / "prompts.safetensors").write_bytes(good)
         rewrite(folder, **new)

@@ -250,7 +250,7 @@ def test_moved_word_vectors_of_a_task_can_be_given(tmp_path, small_folder):
     trained = build_model(cfg, load_backbone(cfg.backbone), task)
     save_pretrained(trained, tmp_path / "mood", task, cfg)
     moved = file.rename(tmp_path / "moved.txt")
-    with pytest.raises(ValueError, match="not saved with them: give its path"):
+    with pytest.raises(ValueError, match="give the path of the file"):
         MultiTaskModel.from_pretrained([tmp_path / "mood"])
     loaded = MultiTaskModel.from_pretrained([tmp_path / "mood"], glove=moved)
     (want,) = predict(trained, task, cfg, [dict(sentence1="tea and rain")])

@@ -20,7 +20,7 @@ from two_processes import print_stacks_if_stuck, run_two_processes
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.train import train_command
-from idp_tutorial.core.prompted_model import trained_state
+from idp_tutorial.core.planned_model import trained_state
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
@@ -298,7 +298,7 @@ def test_a_sharded_model_is_saved_as_a_whole(pair):
     for p in pair[:2]:
         assert "not supported with FSDP" in p["no checkpoints"]
         assert p["module types"] == [
-            "FSDPPromptedModel",
+            "FSDPPlannedModel",
             "FSDPRobertaLayer",
         ]
     model, task, cfg = from_pretrained(pair[2] / "prompts", str(pair[2] / "backbone"))

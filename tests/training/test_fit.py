@@ -33,7 +33,7 @@ from torch import nn
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, trained_state
+from idp_tutorial.core.planned_model import PlannedModel, trained_state
 from idp_tutorial.core.steps import Insert, KeyValue
 from idp_tutorial.data.task import scale_labels
 from idp_tutorial.methods.all_methods import METHODS
@@ -70,7 +70,7 @@ def model_without_dropout(std=0.2, n_out=2, layer=2):
             m.p = 0.0
     for l in bb.layers:
         l.attention.self.dropout.p = 0.0
-    return PromptedModel(
+    return PlannedModel(
         bb, ClassificationHead(bb.d, n_out, "mean"), {layer: Insert(StaticPrompt())}
     )
 
@@ -449,7 +449,7 @@ def test_the_precision_of_a_run_does_not_affect_later_runs():
                 fit(model, task, config(lr=1e-3, precision=precision))
             if kill:
                 del model.forward
-            assert {*vars(model)} == attributes and model.forward.__func__ is PromptedModel.forward
+            assert {*vars(model)} == attributes and model.forward.__func__ is PlannedModel.forward
             with torch.no_grad():
                 for n, p in model.trained_parameters().items():
                     p.copy_(start[n])

@@ -109,7 +109,7 @@ def test_the_least_recently_used_parts_are_deleted_at_the_limit(tmp_path, monkey
         1,
     ]  # the oldest part is deleted
     with pytest.raises(
-        ValueError, match="IDP_CACHE_LIMIT allows 0.0 MB for all caches: increase it"
+        ValueError, match=r"may have 0.0 MB \(IDP_CACHE_LIMIT, or the free space\); nothing is"
     ):
         StateStore(tmp_path / "x/y", 5).add(KEYS, [9, 9, 9, 9], [])
     monkeypatch.setenv("IDP_CACHE_LIMIT", "much")

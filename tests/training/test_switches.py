@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from small import backbone, config, model_of, small_task
 
-from idp_tutorial.core.prompted_model import count_parameters
+from idp_tutorial.core.planned_model import count_parameters
 from idp_tutorial.data.few_shot import split_few_shot
 from idp_tutorial.training.distributed import create_optimizer
 from idp_tutorial.training.fit import fit

@@ -69,7 +69,7 @@ def test_comments_groups_and_types_are_read():
         (dict(share="x"), "share must be a number, got 'x'"),
         (dict(colour="green"), "colour must be 'red' or 'blue', got 'green'"),
         (dict(is_open=1), "is_open must be True or False, got 1"),
-        (dict(name=3), "name must be a string, got 3"),
+        (dict(name=3), "name must be a text, got 3"),
     ],
 )
 def test_values_of_another_type_or_range_are_refused(change, words):

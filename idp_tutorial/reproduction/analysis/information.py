@@ -21,7 +21,7 @@ from ...assembly.probe_config import ProbeConfig
 from ...data.task import Task, require_classes
 from ...core.loop import walk_layers
 from ...core.random_numbers import forked_random_numbers
-from ...core.prompted_model import PromptedModel
+from ...core.planned_model import PlannedModel
 from ...training.evaluation import iterate_batches
 from ...training.examples import encode_rows
 
@@ -145,7 +145,7 @@ def mutual_information(
 # %% ../../../nbs/engine/analysis/information.ipynb #69c4b0e5
 @torch.no_grad()
 def states_by_layer(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`
     batch_size: int = 64,  # examples in a batch
 ) -> Iterator[list[Tensor]]:  # hidden states of each example `[n,d]`, after 0, 1, … n_layers layers
@@ -164,7 +164,7 @@ def states_by_layer(
 
 # %% ../../../nbs/engine/analysis/information.ipynb #a4ea0830
 def probe_layers(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,  # with its splits
     layers: Sequence[int] | None = None,  # layers applied, 0 … n_layers; None: 1 … n_layers
     max_examples: int = 1000,  # maximum number of examples from each split

@@ -380,9 +380,9 @@ def _train_and_probe(experiment: Experiment, layers: list[int], probe: ProbeConf
             model, task, layers, _PROBED["n"], cfg.max_len, template, **asdict(probe)
         )
     except FloatingPointError as e:
-        return [experiment.record_divergence(e).to_dict()]
+        return [experiment.record_divergence(e)]
     run = (cfg, experiment.digests(), task.split_sizes(), experiment.start_time, model, log)
-    return [build_record(*run, **measurement).to_dict() for measurement in measurements]
+    return [build_record(*run, **measurement) for measurement in measurements]
 
 
 def _measure_curve(

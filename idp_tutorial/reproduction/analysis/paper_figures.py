@@ -22,13 +22,13 @@ from torch import Tensor
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, RunOptions
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.analysis.prompt_swaps import collect_prompts
 from idp_tutorial.runs.experiment import Experiment
-from idp_tutorial.runs.record import Record, RunStore, build_record, make_fingerprint
+from idp_tutorial.runs.record import RunStore, build_record, make_fingerprint
 from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_model, encode_rows
@@ -61,7 +61,7 @@ def _pairwise_cosines(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def embed_examples(
-    model: PromptedModel,
+    model: PlannedModel,
     examples: Sequence[dict],  # from `task.encode`
 ) -> Tensor:  # `[N,d]`
     """Return the last layer's hidden states, averaged over words, with the model's prompts."""
@@ -70,19 +70,19 @@ def embed_examples(
 
 
 def prompt_similarity_correlation(
-    model: PromptedModel,  # with a generator
+    model: PlannedModel,  # with a generator
     examples: Sequence[dict],  # from `task.encode`
 ) -> float:  # −1 … 1
     """Return the correlation between sentence and prompt similarities (LPT, Figure 6)."""
     prompts_by_layer, _ = collect_prompts(model, examples)
     prompts = torch.cat([p.flatten(1).float().cpu() for p in prompts_by_layer.values()], 1)
-    sentences = embed_examples(PromptedModel(model.backbone, model.head, {}), examples)
+    sentences = embed_examples(PlannedModel(model.backbone, model.head, {}), examples)
     similarities = torch.stack([_pairwise_cosines(sentences), _pairwise_cosines(prompts)])
     return torch.corrcoef(similarities)[0, 1].item()
 
 
 def pair_cosines(
-    model: PromptedModel,
+    model: PlannedModel,
     task: Task,  # of sentence pairs
     rows: Sequence[dict],  # with `sentence1`, `sentence2` and `label`
     cfg: RunConfig,  # its `max_len` is used
@@ -149,11 +149,11 @@ def length_differences(
 
 
 # measure(trained model, the run that trained it, test rows)
-MeasureFunction = Callable[[PromptedModel, Experiment, list[dict]], dict]
+MeasureFunction = Callable[[PlannedModel, Experiment, list[dict]], dict]
 
 
 def _measure_map_correlation(
-    model: PromptedModel, run: Experiment, rows: list[dict]
+    model: PlannedModel, run: Experiment, rows: list[dict]
 ) -> dict[str, Any]:
     """Measure the similarity correlation of a trained and an untrained generator."""
     untrained_model = build_model(run.cfg, load_config_backbone(run.cfg), run.task)
@@ -170,13 +170,13 @@ FIGURE_SEEDS = 5  # seeds of a figure with an experiment of its own
 
 
 def _measure_ranking(
-    model: PromptedModel,
+    model: PlannedModel,
     run: Experiment,
     rows: list[dict],
     top_sizes: Sequence[int],  # values of n of `precision_at_n`
 ) -> dict[str, Any]:
     """Measure the precision at the top with and without prompts, and its difference's error."""
-    without_prompts = PromptedModel(model.backbone, model.head, {})
+    without_prompts = PlannedModel(model.backbone, model.head, {})
     similar = torch.tensor([row["label"] >= SIMILARITY_THRESHOLD for row in rows])
     with_prompts = pair_cosines(model, run.task, rows, run.cfg)
     without = pair_cosines(without_prompts, run.task, rows, run.cfg)
@@ -251,7 +251,7 @@ def plan_figure_runs(
     ]
 
 
-def _run_and_record(experiment: Experiment, measure: MeasureFunction | None) -> Record:
+def _run_and_record(experiment: Experiment, measure: MeasureFunction | None) -> dict:
     """Train and measure; return the record, whose `status` is 'done' or 'diverged'."""
     cfg = experiment.cfg
     task = experiment.task

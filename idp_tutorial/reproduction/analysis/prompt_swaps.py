@@ -16,20 +16,20 @@ from ...utils.checks import UserError
 from ...assembly.config import RunConfig
 from ...data.task import Task, require_classes
 from ...core.context import Context
-from ...core.prompted_model import PromptedModel
+from ...core.planned_model import PlannedModel
 from ...training.evaluation import iterate_batches
 from ...training.examples import encode_for_evaluation
 
 # %% ../../../nbs/engine/analysis/prompt_swaps.ipynb #5a9c1008
 def _predict_with_sources(
-    model: PromptedModel,
+    model: PlannedModel,
     sources: dict[int, Callable[[Context], Tensor]],
     examples: Sequence[dict],
     batch_size: int,
 ) -> Tensor:
     """Return the logits `[N,C]` of a model whose plan has other prompt sources."""
     plan = {layer: replace(step, source=sources[layer]) for layer, step in model.plan.items()}
-    other = PromptedModel(model.backbone, model.head, plan).eval()
+    other = PlannedModel(model.backbone, model.head, plan).eval()
     batches = iterate_batches(model.backbone, examples, batch_size)
     return torch.cat([other(batch).float().cpu() for batch in batches])
 
@@ -56,7 +56,7 @@ def _replaying_source(prompts: Tensor, batch_size: int) -> Callable[[Context], T
 
 @torch.no_grad()
 def collect_prompts(
-    model: PromptedModel,  # trained
+    model: PlannedModel,  # trained
     examples: Sequence[dict],  # from `encode_for_evaluation`
     batch_size: int = 128,  # examples in a batch
 ) -> tuple[dict, Tensor]:  # layer of the plan → prompts `[N,t,d]`; logits of the model `[N,C]`
@@ -71,7 +71,7 @@ def collect_prompts(
 
 @torch.no_grad()
 def predict_with_prompts(
-    model: PromptedModel,
+    model: PlannedModel,
     prompts: dict,  # from `collect_prompts`, in any order of examples `[N,t,d]`
     examples: Sequence[dict],  # from `encode_for_evaluation`
     batch_size: int = 128,  # examples in a batch
@@ -98,7 +98,7 @@ def _sample_donors(
 
 
 def evaluate_prompt_swaps(
-    model: PromptedModel,  # trained, with a generator: a static prompt is the same for all examples
+    model: PlannedModel,  # trained, with a generator: a static prompt is the same for all examples
     task: Task,  # classification, with its splits
     cfg: RunConfig,  # of the run that trained the model
 ) -> tuple[dict, dict]:  # scores; logits `[N,C]` by kind of prompt, `same_donor` and `other_donor`

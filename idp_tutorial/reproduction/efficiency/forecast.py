@@ -7,7 +7,7 @@ import torch
 from idp_tutorial.assembly.build import build_model, load_config_backbone
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel, count_parameters
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.data.task import Task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.reproduction.efficiency.cost_model import step_cost
@@ -19,7 +19,7 @@ from idp_tutorial.utils.checks import check_name
 __all__ = ["estimate_training"]
 
 
-def _time_forward_pass(model: PromptedModel, batch: dict, accelerator: Any) -> float:
+def _time_forward_pass(model: PlannedModel, batch: dict, accelerator: Any) -> float:
     """Return the seconds of a forward pass of all layers: the best of three, after one warm-up."""
     profiler = StepProfiler(model, accelerator)
     for _ in range(4):
@@ -30,7 +30,7 @@ def _time_forward_pass(model: PromptedModel, batch: dict, accelerator: Any) -> f
     return min(profiler.times_ms()[1:]) / 1000
 
 
-def _typical_and_longest_batch(model: PromptedModel, task: Task, cfg: RunConfig) -> list[dict]:
+def _typical_and_longest_batch(model: PlannedModel, task: Task, cfg: RunConfig) -> list[dict]:
     """Return a batch of examples of median length, and one of the longest examples."""
     examples = sorted(
         encode_for_model(model, task, cfg, task.splits["train"][:512]),
@@ -42,7 +42,7 @@ def _typical_and_longest_batch(model: PromptedModel, task: Task, cfg: RunConfig)
 
 
 def _measure_training_memory(
-    model: PromptedModel, task: Task, batch: dict, accelerator: Any
+    model: PlannedModel, task: Task, batch: dict, accelerator: Any
 ) -> float:
     """Return the memory of one training step in MB."""
     profiler = StepProfiler(model, accelerator)

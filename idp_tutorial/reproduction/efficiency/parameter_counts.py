@@ -25,7 +25,7 @@ from ...methods.all_methods import METHODS
 from ...core.backbone import Backbone
 from ...families.family import get_family
 from ...backbones.load import FULL_SCALE_CONFIGS, load_backbone
-from ...core.prompted_model import count_parameters
+from ...core.planned_model import count_parameters
 
 if TYPE_CHECKING:
     import pandas as pd

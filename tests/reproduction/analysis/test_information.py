@@ -9,7 +9,7 @@ from small import FAMILY, batch_of, refused, same, setting, small_task
 from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.steps import Insert, KeyValue, Replace
 from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.soft_prompt import SoftPrompt
@@ -158,8 +158,8 @@ def test_states_under_a_prompt(family, plan):
         pytest.skip("DeBERTa's attention has no prefix keys")
     bb, task, examples, head = setting(family, 5)
     torch.manual_seed(0)
-    model = PromptedModel(bb, head, PLANS[plan](bb))
-    plain = PromptedModel(bb, head)
+    model = PlannedModel(bb, head, PLANS[plan](bb))
+    plain = PlannedModel(bb, head)
     with pytest.MonkeyPatch.context() as m:
         applied = []
         inner = bb.run_layer
@@ -180,7 +180,7 @@ def test_states_under_a_prompt(family, plan):
 
 def test_probe_layers_is_one_probe_a_layer():
     bb, task, _, head = setting()
-    model = PromptedModel(bb, head)
+    model = PlannedModel(bb, head)
     got = probe_layers(model, task, max_examples=24, depth=0, steps=5)
     assert [r["layer"] for r in got] == [1, 2, 3] and len({r["bits"] for r in got}) == 3
     encoded = {s: task.encode(r[:24], bb.tokenizer, 128) for s, r in task.splits.items()}
@@ -203,10 +203,10 @@ def test_each_layer_is_computed_once(monkeypatch):
     monkeypatch.setattr(
         bb, "run_layer", lambda k, *a, **kw: (applied.append(k), inner(k, *a, **kw))[1]
     )
-    probe_layers(PromptedModel(bb, head), task, max_examples=24, depth=0, steps=1)
+    probe_layers(PlannedModel(bb, head), task, max_examples=24, depth=0, steps=1)
     assert applied == [0] * 3 + [1] * 3 + [2] * 3  # of three splits, a batch each
     applied.clear()
-    probe_layers(PromptedModel(bb, head), task, [1], max_examples=24, depth=0, steps=1)
+    probe_layers(PlannedModel(bb, head), task, [1], max_examples=24, depth=0, steps=1)
     assert applied == [0] * 3
 
 
@@ -227,15 +227,15 @@ def test_each_layer_is_computed_once(monkeypatch):
             for name in ("steps", "evaluations", "batch_size", "width", "heads")
         ],
         (
-            lambda: probe_layers(PromptedModel(setting()[0], None), small_task("similarity")),
+            lambda: probe_layers(PlannedModel(setting()[0], None), small_task("similarity")),
             ["regression", "needs one class for each row"],
         ),
         (
-            lambda: probe_layers(PromptedModel(setting()[0], None), small_task("in-short")),
+            lambda: probe_layers(PlannedModel(setting()[0], None), small_task("in-short")),
             ["texts", "needs one class for each row"],
         ),
         (
-            lambda: probe_layers(PromptedModel(setting()[0], None), small_task(), [1, 4]),
+            lambda: probe_layers(PlannedModel(setting()[0], None), small_task(), [1, 4]),
             ["got 4", "between 0 and 3"],
         ),
     ],

@@ -13,7 +13,7 @@ from sweeps import BASE, HUMP, TASK
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.lpt import lpt_plan
@@ -269,7 +269,7 @@ def test_gradients_of_each_text(family, layer, head):
     batch = batch_of(bb, task, 6, "code" if head == "verbalizer" else None)
     torch.manual_seed(1)
     source = SoftPrompt(4, bb.d, std=1.0)
-    model = PromptedModel(bb, reader, lpt_plan(bb, source, layer)).eval()
+    model = PlannedModel(bb, reader, lpt_plan(bb, source, layer)).eval()
     model.loss(batch).backward()
     G = prompt_gradients(bb, reader, batch, layer, source.p)
     assert G.shape == (6, 4, 32) and G[0].abs().max() > 1e-6 and (G[0] - G[1]).abs().max() > 1e-6

@@ -6,7 +6,7 @@ import pytest
 import torch
 from small import cached_backbone, config, model_of, same, small_task
 
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.reproduction.analysis.prompt_swaps import (
     collect_prompts,
     evaluate_prompt_swaps,
@@ -35,7 +35,7 @@ def test_own_prompts_reproduce_the_predictions(method):
         ((layer, p),) = rolled.items()
         step = replace(model.plan[layer], source=lambda ctx: p[3:4])
         same(
-            predict_logits(PromptedModel(bb, model.head, {layer: step}), examples[3:4]),
+            predict_logits(PlannedModel(bb, model.head, {layer: step}), examples[3:4]),
             moved[3:4],
             1e-4,
             1e-4,

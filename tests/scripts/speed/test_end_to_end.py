@@ -87,7 +87,7 @@ def test_whole_commands_are_timed_beside_those_of_others(tmp_path, monkeypatch, 
 def test_whole_commands_refuse_what_they_cannot_use(options, words, capsys, monkeypatch):
     """The refusal comes before anything is measured."""
     pytest.importorskip("peft")
-    monkeypatch.setattr(end_to_end, "_write_inputs", None)
+    monkeypatch.setattr(end_to_end, "write_inputs", None)
     with pytest.raises(SystemExit):
         bench_command(**{"measure": "commands", "backbone": "tiny", **options})
     assert words in capsys.readouterr().err

@@ -258,7 +258,7 @@ def test_the_saved_model_is_the_trained_one(cfg, first, pairs, tmp_path, monkeyp
 
 
 def test_statistics_of_the_sentence_vectors_are_copied(first, pairs, tmp_path, monkeypatch):
-    from idp_tutorial.core.prompted_model import trained_state
+    from idp_tutorial.core.planned_model import trained_state
     from results.supplement import supplementary_training as supplementary
 
     spied = {}

@@ -11,7 +11,7 @@ from small import Killed, batch_of, config, refused, same, small_task
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.heads import ClassificationHead, VerbalizerHead
-from idp_tutorial.core.prompted_model import PromptedModel
+from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.runs.experiment import Experiment
@@ -111,7 +111,7 @@ def test_names_and_words_that_disagree():
 
 def test_probabilities_add_up(bbs):
     bb = bbs("roberta")
-    model = PromptedModel(bb, ClassificationHead(bb.d, 4, "mean")).eval()
+    model = PlannedModel(bb, ClassificationHead(bb.d, 4, "mean")).eval()
     batch = batch_of(bb)
     p = model(batch).softmax(1)
     y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -125,7 +125,7 @@ def test_probabilities_add_up(bbs):
 def test_renamed_classes_keep_the_heads_own_loss(bbs, loss_vocab):
     bb = bbs("roberta")
     a = small_task()
-    model = PromptedModel(bb, VerbalizerHead(bb, a.word_ids(bb.tokenizer), loss_vocab)).eval()
+    model = PlannedModel(bb, VerbalizerHead(bb, a.word_ids(bb.tokenizer), loss_vocab)).eval()
     batch = batch_of(bb, template="code")
     logits = model(batch)
     loss = model.loss(batch)

@@ -15,10 +15,11 @@ from idp_tutorial.core.context import INPUT, Context
 from idp_tutorial.core.plan_checks import check_plan
 from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import Plan, PromptSource
+from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [
-    "PromptedModel",
+    "PlannedModel",
     "count_parameters",
     "persistent_tensors",
     "trained_state",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 
-class PromptedModel(nn.Module):
+class PlannedModel(nn.Module):
     """Frozen backbone with an insertion plan and a head."""
 
     # a model that does not read tokens of the backbone: rows → examples
@@ -84,7 +85,7 @@ class PromptedModel(nn.Module):
             if isinstance(module, PromptSource):
                 yield module
 
-    def train(self, mode: bool = True) -> "PromptedModel":
+    def train(self, mode: bool = True) -> "PlannedModel":
         """Set training mode, but keep the layers below the first prompt in eval mode."""
         super().train(mode)
         first = self.first_trained_layer
@@ -110,8 +111,9 @@ class PromptedModel(nn.Module):
 
         Raises: UserError if the model changes something below the cached states.
         """
-        if "hidden_states" in batch:
-            self._check_cached(int(batch["start_layer"][0]))
+        batch = Batch.from_tensors(batch)
+        if batch.start_layer is not None:
+            self._check_cached(batch.start_layer)
         return self._run(batch)
 
     def _run(self, batch: dict[str, Any]) -> Context:
@@ -179,7 +181,7 @@ def _count_trainable(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-def count_parameters(model: PromptedModel) -> dict[str, int]:
+def count_parameters(model: PlannedModel) -> dict[str, int]:
     """Return the number of trainable parameters of prompt, head and backbone.
 
     They are never summed: a head can have more parameters than the prompt.
@@ -198,7 +200,7 @@ def persistent_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if name in saved_names}
 
 
-def trained_state(model: PromptedModel) -> dict[str, Tensor]:
+def trained_state(model: PlannedModel) -> dict[str, Tensor]:
     """Return all tensors that training changes, by name.
 
     These are the trainable parameters and the running statistics of sources.

@@ -217,6 +217,7 @@ class ExportedModel:
         return self.run(head, final[:, mask + prompt.shape[1]])[0][0]
 
 
+@torch.inference_mode()
 def exchanged_logits(model: PlannedModel, batch, i, giver):
     """Return PyTorch's logits of a text with the prompt of another."""
     (source,) = model.sources
@@ -228,7 +229,6 @@ def exchanged_logits(model: PlannedModel, batch, i, giver):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
 def test_exported_graphs_compute_what_the_package_computes(training, tmp_path):
     """200 sentences, every prompt and layer that is offered, own and exchanged prompts."""
     pytest.importorskip("onnxruntime")
@@ -258,7 +258,6 @@ def test_exported_graphs_compute_what_the_package_computes(training, tmp_path):
             difference = float(np.abs(got - expected).max())
             largest[name] = max(largest.get(name, 0.0), difference)
             assert got.argmax() == expected.argmax()
-    print(largest)
     assert max(largest.values()) < 1e-4, largest
 
 

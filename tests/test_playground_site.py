@@ -160,7 +160,8 @@ def test_the_live_model_answers_as_the_package_does(live, cell):
     assert shown["cells"] == expected_labels(*cell)
     logits = stored_answer(*cell)["logits"]
     expected = logits[0][0] if cell[1] == "lpt" else logits[1][0]
-    np.testing.assert_allclose(shown["logits"], expected, atol=1e-3)
+    # stored with four decimals
+    np.testing.assert_allclose(shown["logits"], expected, rtol=0, atol=2e-4)
     assert "Computed in this browser" in shown["origin"]
     assert not live.defects and not live.other_hosts()
 

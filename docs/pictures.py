@@ -588,10 +588,13 @@ def crossing() -> Picture:
         return 62 + 4.6 * (100 - score)
 
     scores = {method: read_crossing(method) for method in CROSSING_METHODS}
+    static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
+    last = max(static)
+    title = f"At the end, a static prompt loses {static[0] - static[last]:.0f} points"
     probe = read_json_lines("results/claims/controls-smollm2.jsonl", "probe")
     probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
     shapes: list[Shape] = [
-        Text(10, 20, "Late in a model, a static prompt fails", "title", "start"),
+        Text(10, 20, title, "title", "start"),
         Text(10, 40, "accuracy in %, TREC, SmolLM2, label words, five seeds", "note", "start"),
         Text(x(0.4), y(67), "before layer 0 no generated", "note", "start"),
         Text(x(0.4), y(67) + 16, "prompt was trained", "note", "start"),
@@ -624,13 +627,10 @@ def crossing() -> Picture:
             Box(x(layer) - 7, top + 30 - above, 14, above, "backward"),
             Text(x(layer), top + 46, str(above), "note"),
         ]
-    static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
     generated = {layer: statistics.mean(values) for layer, values in scores["lpt-npg"].items()}
-    last = max(layers)
-    title = "Late in a model, a static prompt fails"
     alt = (
         f"The fewer frozen layers are left above a static prompt, the less it scores, from "
-        f"{static[0]:.0f} % to {static[last]:.0f} %, while a generated prompt stays at "
+        f"{static[0]:.1f} % to {static[last]:.1f} %, while a generated prompt stays at "
         f"{min(generated.values()):.0f} to {max(generated.values()):.0f} %."
     )
     return Picture(shapes, 424, top + 54, title, alt)

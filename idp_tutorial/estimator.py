@@ -259,11 +259,11 @@ class PromptEstimator(BaseEstimator):
         if isinstance(validation, Real):
             seed = int(check_int(self.seed, "seed"))
             rows, validation_rows = hold_out_rows(rows, float(validation), seed)
+        elif _is_table(validation):
+            validation_rows, _ = self._read_labelled_rows(validation, None, given)
         elif isinstance(validation, (tuple, list)) and len(validation) == 2:
             texts, labels = validation
             validation_rows, _ = self._read_labelled_rows(texts, labels, given)
-        elif _is_table(validation):
-            validation_rows, _ = self._read_labelled_rows(validation, None, given)
         else:
             raise UserError(
                 "validation must be a fraction, such as 0.1, (texts, labels), or a table with "

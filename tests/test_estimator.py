@@ -906,3 +906,8 @@ def test_a_pickle_without_a_newer_option_has_its_default(quick):
     old = object.__new__(PromptClassifier)
     old.__setstate__(state)
     assert old.controls is True and old.backbone == clf.backbone
+
+
+def test_two_dictionaries_are_a_table_for_validation(quick):
+    rows = [dict(text=text, label=label) for text, label in zip(TEXTS, LABELS)]
+    assert len(quick().fit(rows[:20], validation=rows[20:22]).predict(TEXTS)) == len(TEXTS)

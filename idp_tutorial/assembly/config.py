@@ -123,7 +123,8 @@ class RunConfig(RunOptions):
         object.__setattr__(self, "method", method)
         super().__init__(**options)
         own_options = ALL_METHODS[method].options
-        for name in options.keys() - {*general_options(), *own_options, "method_options"}:
+        known = {*general_options(), *own_options, "method_options"}
+        if name := next((name for name in options if name not in known), None):
             raise UserError(
                 f"method {method!r} has no option {name!r}: leave it out, or use a method that has "
                 f"it ({_list_some(methods_with_option(name))}). Its options are "

@@ -145,6 +145,7 @@ def resolve_columns(
     trained: Sequence[str | None] = (None, None, None),  # columns that a model was trained on
     pair: bool | None = None,  # is there a second text? None: if its column is found
     with_label: bool = False,  # is a column of labels needed?
+    label_optional: bool = False,  # may that column be missing?
     n_positional: int = 0,  # a table without usual names has texts in so many columns at most
 ) -> tuple[str | None, ...]:  # the column of the text is never None
     """Return the columns of text, second text and label; raise `UserError` if one is missing.
@@ -164,6 +165,7 @@ def resolve_columns(
         text2 = next(beside, "sentence2" if pair else None)
     if with_label:
         label = label or (trained[2] if trained[2] in names else "label")
+        with_label = label in names or not label_optional
     roles = dict(text=text, label=label if with_label else None, text2=text2)
     used = {argument: column for argument, column in roles.items() if column is not None}
     for argument, column in used.items():
@@ -250,7 +252,15 @@ def parse_label(
             f"{where}: the label is {value!r:.60}, but a class is a text or a whole number: pass "
             "regression=True for numbers, or multi_label=True for lists of labels."
         )
-    return require_utf8(str(value).strip(), f"{where}: the label")
+    # a data frame with a missing label has whole numbers as floats
+    name = str(int(value)) if isinstance(value, float) else str(value).strip()
+    return require_utf8(name, f"{where}: the label")
+
+
+def _is_unlabelled(label: Any) -> bool:
+    """Return whether a label is missing, or -1, which `datasets` has for it."""
+    is_scalar = isinstance(label, (int, float, str, np.number))
+    return is_empty_text(label) or (is_scalar and label in (-1, "-1"))
 
 
 def _parse_labels(value: Any, where: str) -> list[str]:
@@ -327,6 +337,8 @@ def iterate_records(
     n_texts = 0  # 1, or 2 for pairs
     if hasattr(data, "columns"):  # a data frame
         names = [*data.columns]
+        if twice := sorted({str(name) for name in names if names.count(name) > 1}):
+            raise UserError(f"several columns are named {twice[0]!r}: give each its own name.")
         data = [dict(zip(names, row)) for row in zip(*(data[name] for name in names))]
     for i, record in enumerate(data):
         if isinstance(record, Mapping):
@@ -341,7 +353,9 @@ def iterate_records(
         yield dict(zip(TEXT_COLUMNS, texts))
 
 
-def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults]:
+def _read_source(
+    source: Any, table: TableConfig, label_optional: bool = False
+) -> tuple[list[dict], RowFaults]:
     """Read a split: its rows, and the faults of the others.
 
     Without any label the list of rows is empty.
@@ -358,13 +372,14 @@ def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults
         numbered = enumerate(iterate_records(source), 1)
         records = ((f"{faults.source}, row {n}", record) for n, record in numbered)
     once = not is_file or has_header(source, table.format)
-    texts = iterate_texts(records, faults, table, once, with_label=True)
+    resolving = dict(with_label=True, label_optional=label_optional)
+    texts = iterate_texts(records, faults, table, once, **resolving)
     read = [(where, row) for where, _, row in texts]
     if table.skip_empty:
         faults.skip("text", "skip_empty")
     if not read and not faults.describe():
         raise UserError(f"{faults.source} has no rows with a text: write a few of each class.")
-    if all(row["label"] in (None, "", -1, "-1") for _, row in read):
+    if all(_is_unlabelled(row.get("label")) for _, row in read):
         return [], faults
     first = None
     rows = []
@@ -387,12 +402,15 @@ def _read_source(source: Any, table: TableConfig) -> tuple[list[dict], RowFaults
 
 
 def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], Sequence]:
-    """Read the splits of a table that have labels, and the columns of the last split read."""
+    """Read the splits of a table that have labels, and the columns of the training split."""
     splits = {}
+    columns: Sequence = ()
     messages = []
     name = _name_data(data)
     for split, source in _find_sources(data).items():
-        rows, faults = _read_source(source, table)
+        rows, faults = _read_source(source, table, label_optional=split != "train")
+        if split == "train":
+            columns = faults.columns
         if message := faults.describe():
             messages.append(message)
         if rows:
@@ -413,11 +431,11 @@ def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], Sequen
     if not table.regression and 2 * len(classes) > n_train:
         raise UserError(
             f"{name} has {len(classes)} classes in {n_train} training rows: check that "
-            f"{faults.columns[2]!r} is the column of the classes (label=), or pass "
+            f"{columns[2]!r} is the column of the classes (label=), or pass "
             "regression=True if the labels are numbers."
         )
     warn_about_labels(all_rows)
-    return splits, faults.columns
+    return splits, columns
 
 
 def _name_data(data: Any) -> str:
@@ -593,7 +611,8 @@ def _name_table_task(data: Any) -> str:
         first = next(iter(data.values())) if isinstance(data, Mapping) else data
         name = getattr(getattr(first, "info", None), "dataset_name", None)
         return re.sub(r"\W+", "-", name or "dataset")
-    stem = Path(str(data).partition("@")[0]).name.split(".")[0]
+    path = Path(data) if Path(data).exists() else Path(str(data).partition("@")[0])
+    stem = path.name.split(".")[0]
     return re.sub(r"\W+", "-", stem).strip("-") or "stdin"
 
 

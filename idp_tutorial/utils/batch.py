@@ -65,6 +65,10 @@ class Batch(dict[str, Any]):
                 "token in each example; `collate` does both."
             )
         answer_starts = tensors["answer_start"].tolist() if "answer_start" in tensors else None
+        if answer_starts and min(answer_starts) < 1:
+            raise UserError("answer_start must be at least 1: a token of the text.")
+        if "start_layer" in tensors and "hidden_states" not in tensors:
+            raise UserError("start_layer needs hidden_states, the states after that many layers.")
         start_layer = int(tensors["start_layer"][0]) if "start_layer" in tensors else None
         return cls(tensors, lengths, answer_starts, start_layer)
 
@@ -72,6 +76,15 @@ class Batch(dict[str, Any]):
         if name in _MEASURED_FIELDS:
             self.lengths = None
         super().__setitem__(name, value)
+
+    def update(self, *tensors: Any, **named: Any) -> None:
+        """Set tensors, as a dictionary does; the lengths are read again if they may differ."""
+        for name, value in dict(*tensors, **named).items():
+            self[name] = value
+
+    def __ior__(self, tensors: Mapping[str, Any]) -> "Batch":  # type: ignore[override,misc]
+        self.update(tensors)
+        return self
 
     def __or__(self, tensors: Mapping[str, Any]) -> "Batch":  # type: ignore[override]
         new = self._with(tensors)

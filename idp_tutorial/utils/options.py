@@ -183,7 +183,6 @@ OPTION_SYNONYMS = {  # name in peft, Trainer or scikit-learn: option of this pac
     "max_grad_norm": "clip",
     "eval_steps": "eval_every",
     "output_dir": "out",
-    "resume_from_checkpoint": "init_from",
     "train_file": "table",
     "r": "bottleneck",
     "torch_dtype": "dtype",

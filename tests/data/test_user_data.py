@@ -13,6 +13,7 @@ from idp_tutorial.data.user_data import (
     _read_source,
     format_labels,
     hold_out_rows,
+    iterate_records,
     load_table_task,
     parse_label,
     register_table_task,
@@ -333,3 +334,33 @@ def test_lists_of_class_labels_are_decoded():
     dataset = Dataset.from_list(rows, features=features)
     read, _ = _read_source(dataset, TableConfig(multi_label=True))
     assert [row["label"] for row in read] == [["no", "yes"], []]
+
+
+def test_two_columns_of_one_name_are_refused():
+    frame = pd.DataFrame([["1", "2", "a text"]], columns=["id", "id", "text"])
+    with pytest.raises(ValueError, match="several columns are named 'id'"):
+        list(iterate_records(frame))
+
+
+def test_whole_numbers_in_a_column_with_a_hole_are_whole_numbers():
+    texts = [f"text {i}" for i in range(13)]
+    frame = pd.DataFrame(dict(text=texts, label=[1, 2, 10] * 4 + [None]))  # floats
+    task, _ = load_table_task(frame, skip_unlabelled=True)
+    assert [*task.labels] == ["1", "2", "10"]
+
+
+def test_a_test_split_may_have_no_column_of_labels_and_other_names(tmp_path):
+    rows = [dict(text=f"text {i}", label="ab"[i % 2]) for i in range(12)]
+    pd.DataFrame(rows).to_csv(tmp_path / "train.csv", index=False)
+    pd.DataFrame(dict(sentence=["one", "two"])).to_csv(tmp_path / "test.csv", index=False)
+    with pytest.warns(UserWarning, match="test rows of .* have no labels and are ignored"):
+        task, _ = load_table_task(tmp_path)
+    assert task.source_columns[0] == "text"
+
+
+def test_an_at_sign_in_a_path_is_part_of_the_path(tmp_path):
+    folder = tmp_path / "me@work"
+    folder.mkdir()
+    rows = [dict(text=f"text {i}", label="ab"[i % 2]) for i in range(12)]
+    pd.DataFrame(rows).to_csv(folder / "tickets.csv", index=False)
+    assert load_table_task(folder / "tickets.csv")[0].name == "tickets"

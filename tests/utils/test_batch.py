@@ -148,3 +148,30 @@ def test_a_condition_on_values():
     n = torch.tensor([1, 0])
     require(n >= 0, "never {}", n)
     refused(lambda: require(n > 0, "texts with {} tokens", n), "texts with [1, 0] tokens")
+
+
+@pytest.mark.parametrize("change", ["update", "|=", "item"])
+def test_lengths_are_read_again_after_every_kind_of_change(change):
+    batch = batch_of(backbone(), small_task(), n=2)
+    assert batch.lengths is not None
+    mask = batch["attention_mask"].clone()
+    mask[:, 2:] = 0
+    if change == "update":
+        batch.update(attention_mask=mask)
+    elif change == "|=":
+        batch |= {"attention_mask": mask}
+    else:
+        batch["attention_mask"] = mask
+    assert isinstance(batch, Batch) and Batch.from_tensors(batch).lengths == [2, 2]
+
+
+def test_an_answer_without_a_text_and_a_layer_without_states_are_refused():
+    batch = {**batch_of(backbone(), small_task(), n=2)}
+    refused(
+        lambda: Batch.from_tensors(batch | {"answer_start": torch.tensor([0, 2])}),
+        "answer_start must be at least 1",
+    )
+    refused(
+        lambda: Batch.from_tensors(batch | {"start_layer": torch.tensor([1, 1])}),
+        "start_layer needs hidden_states",
+    )

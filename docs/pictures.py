@@ -630,7 +630,7 @@ def crossing() -> Picture:
     generated = {layer: statistics.mean(values) for layer, values in scores["lpt-npg"].items()}
     alt = (
         f"The fewer frozen layers are left above a static prompt, the less it scores, from "
-        f"{static[0]:.1f} % to {static[last]:.1f} %, while a generated prompt stays at "
+        f"{static[0]:.0f} % to {static[last]:.0f} %, while a generated prompt stays at "
         f"{min(generated.values()):.0f} to {max(generated.values()):.0f} %."
     )
     return Picture(shapes, 424, top + 54, title, alt)

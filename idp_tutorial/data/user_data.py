@@ -337,8 +337,8 @@ def iterate_records(
     n_texts = 0  # 1, or 2 for pairs
     if hasattr(data, "columns"):  # a data frame
         names = [*data.columns]
-        if twice := sorted({str(name) for name in names if names.count(name) > 1}):
-            raise UserError(f"several columns are named {twice[0]!r}: give each its own name.")
+        if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+            raise UserError(f"several columns are named {repeated[0]!r}: give each its own name.")
         data = [dict(zip(names, row)) for row in zip(*(data[name] for name in names))]
     for i, record in enumerate(data):
         if isinstance(record, Mapping):

@@ -4,7 +4,7 @@
 
 Five tables are drawn from public tasks (`--data` has TASK/{train,validation,test}.jsonl). The
 sixth is made from the documentation of Python's standard library: which module does a sentence
-describe? It has twenty classes, and anybody can make it again.
+describe? It has about twenty classes, by the version of Python, and anybody can make it again.
 """
 
 import argparse

@@ -199,7 +199,7 @@ def cell_config(args: argparse.Namespace, cell: Cell) -> RunConfig:
     options: dict[str, Any] = dict(
         backbone=factorial.get("backbone", args.backbone),
         data=args.data,
-        shots=factorial.get("shots"),
+        shots=factorial.get("shots", args.shots),
         pooling=factorial.get("pooling", "mean"),
         head=factorial.get("head", "classification"),
         dtype=factorial.get("dtype", "float32"),
@@ -229,7 +229,8 @@ def cell_config(args: argparse.Namespace, cell: Cell) -> RunConfig:
 
 def records_file(args: argparse.Namespace) -> Path:
     """Return the file of a task's records."""
-    return args.out / f"{args.name}-{args.task}-{args.steps}.jsonl"
+    sample = f"-k{args.shots}" if args.shots else ""
+    return args.out / f"{args.name}-{args.task}{sample}-{args.steps}.jsonl"
 
 
 def cell_folder(args: argparse.Namespace, cell: Cell) -> Path:
@@ -249,7 +250,7 @@ def run_part(
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     part_file = cell_folder(args, cell) / f"{lr}-{first_seed}" / records_file(args).name
     part_file.parent.mkdir(parents=True, exist_ok=True)
-    task = load_task(args.task, args.data, FACTORIALS[args.name].get("shots"))
+    task = load_task(args.task, args.data, FACTORIALS[args.name].get("shots", args.shots))
     cfg = replace(cell_config(args, cell), lr=lr)
     return run_seeds(cfg, task, selection, seeds, RunStore(part_file), first_seed=first_seed)
 
@@ -401,6 +402,7 @@ def main() -> None:
     parser.add_argument("name", choices=FACTORIALS)
     parser.add_argument("--data", required=True, help="folder of tasks: DATA/TASK/train.jsonl …")
     parser.add_argument("--task", default="trec")
+    parser.add_argument("--shots", type=int, help="training texts (default: the factorial's)")
     parser.add_argument("--backbone", default="minilm")
     parser.add_argument("--steps", type=int, default=310)
     parser.add_argument("--methods", nargs="+", help="names of methods (default: all)")

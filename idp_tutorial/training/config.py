@@ -5,7 +5,7 @@ or another prompt length. These options are therefore in the record of a run, ne
 """
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from idp_tutorial.core.dtypes import INT4_HINT
@@ -106,7 +106,7 @@ class TrainingConfig(TaskConfig, HeadConfig, MachineConfig):
     dropout_below_prompt: bool = False  # dropout below the first prompt, as in the papers
     # class weights in the loss: 'balanced', so that rare classes count as much as common ones, or
     # a weight for each class: {"rare": 5} (default: 1)
-    class_weight: Annotated[str | dict, _ClassWeights()] | None = None
+    class_weight: Annotated[str | dict, _ClassWeights()] | None = field(default=None, hash=False)
     # folder of an earlier run whose trained prompts initialise this one (default: no such run)
     init_from: str | None = None
     eval_every: _Count = 50  # steps between evaluations (commands: `evaluations`)

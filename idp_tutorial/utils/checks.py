@@ -13,6 +13,7 @@ import importlib.util
 import math
 import os
 import reprlib
+import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,8 +147,11 @@ class Range:
             needed = "a positive number" if self.is_low_excluded else "a number"
         elif value > self.low if self.is_low_excluded else value >= self.low:  # false for NaN
             if value < self.high if self.is_high_excluded else value <= self.high:
-                return value
-            needed = self._describe_high()
+                if not isinstance(value, int) or abs(value) <= sys.float_info.max:
+                    return value
+                needed = "a number of at most 308 digits"
+            else:
+                needed = self._describe_high()
         raise MismatchError(name, needed, value, self.hint)
 
 

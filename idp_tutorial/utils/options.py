@@ -14,7 +14,8 @@ import inspect
 import os
 import textwrap
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
+from fractions import Fraction
 from functools import cache
 from itertools import takewhile
 from types import NoneType, UnionType
@@ -71,6 +72,8 @@ class Option:
         """Return a NumPy scalar, such as one from a row of pandas, or a path as Python's type."""
         if type(value).__module__ == "numpy" and value.ndim == 0:
             return value.item()
+        if isinstance(value, Fraction):
+            return float(value)
         if self.kind is str and isinstance(value, os.PathLike):
             return os.fspath(value)
         return value
@@ -112,10 +115,12 @@ def _field_comments(cls: type) -> dict[str, str]:  # field: its comment
     """
     try:
         lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
-    except (OSError, TypeError):  # a class that was typed into an interpreter
+        declaration = ast.parse("\n".join(lines)).body[0]
+    # a class that was typed into an interpreter, or a text with lines that begin further left
+    except (OSError, TypeError, SyntaxError):
         return {}
     texts = {}
-    for node in ast.parse("\n".join(lines)).body[0].body:  # type: ignore[attr-defined]
+    for node in declaration.body:  # type: ignore[attr-defined]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             before = map(str.strip, reversed(lines[: node.lineno - 1]))
             above = [*takewhile(lambda line: line.startswith("#"), before)]
@@ -148,7 +153,7 @@ def _read_options(cls: Any) -> Mapping[str, Option]:
         options[field.name] = Option(
             field.name,
             kind,
-            field.default,
+            field.default if field.default_factory is MISSING else field.default_factory(),
             helps.get(field.name, ""),
             groups.get(field.name, ""),
             is_optional,

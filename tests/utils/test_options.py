@@ -1,18 +1,19 @@
 """Options are read from the fields, types and comments of dataclasses."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import pytest
 
-from idp_tutorial.assembly.config import RunOptions, describe_all_options
+from idp_tutorial.assembly.config import RunConfig, RunOptions, describe_all_options
 from idp_tutorial.cli.main import load_command
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.estimator import PromptClassifier
-from idp_tutorial.utils.checks import Range
+from idp_tutorial.utils.checks import Range, UserError
 from idp_tutorial.utils.options import (
     OPTION_SYNONYMS,
     Probability,
@@ -80,6 +81,39 @@ def test_values_of_another_type_or_range_are_refused(change, words):
 def test_numbers_of_numpy_become_numbers_of_python():
     config = Derived(name="a", width=np.int64(3), share=np.float32(0.5), is_open=np.bool_(True))
     assert [type(v) for v in (config.width, config.share, config.is_open)] == [int, float, bool]
+
+
+def test_numbers_that_no_float_holds_are_refused_and_fractions_become_floats():
+    with pytest.raises(UserError, match="clip must be a number of at most 308 digits"):
+        RunOptions(clip=10**400)
+    with pytest.raises(UserError, match="steps must be at most"):
+        RunOptions(steps=10**400)
+    assert RunOptions(clip=Fraction(1, 2)).clip == 0.5
+
+
+def test_configs_with_dictionaries_are_equal_and_have_a_hash():
+    first, second = (RunConfig("lpt", class_weight={"rare": 5}, layer=2) for _ in range(2))
+    assert first == second and hash(first) == hash(second)
+    assert first != RunConfig("lpt", class_weight={"rare": 6}, layer=2)
+
+
+@dataclass
+class WithFactory:
+    names: list[str] = field(default_factory=lambda: ["a"])  # some names
+
+
+def test_a_default_that_a_function_makes_is_a_default():
+    option = declared_options(WithFactory)["names"]
+    assert option.default == ["a"] and option.help == "some names"
+
+
+def test_a_class_whose_source_cannot_be_parsed_has_no_comments():
+    class Indented:
+        text = """
+no indentation"""
+        size: int = 3  # a number
+
+    assert declared_options(dataclass(Indented))["size"].help == ""
 
 
 def test_the_page_of_options_is_up_to_date(monkeypatch):

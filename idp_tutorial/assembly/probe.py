@@ -13,6 +13,8 @@ token `<s>`, the last token, and with a template the mask.
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,7 @@ def pool_all_layers(
     return torch.stack([torch.from_numpy(store[k][0].copy()) for k in keys]).view(shape)
 
 
+_MAX_ITERATIONS = 3000
 # scikit-learn's C of logistic regression; for ridge regression N/(1000 α), with N examples
 INVERSE_REGULARISATION_GRID = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
@@ -117,8 +120,26 @@ def fit_linear_model(
 
     A sparse matrix is used as it is. Raises: `UserError` if all examples have the same class.
     """
-    from scipy.sparse import issparse
+    with _small_fits():
+        return _fit_linear_model(X, y, C, n_classes)
+
+
+@contextmanager
+def _small_fits() -> Iterator[None]:
+    """Fit with one thread of BLAS: with two, a fit of small matrices takes three times as long."""
     from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    with warnings.catch_warnings(), threadpool_limits(1, "blas"):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the result says it
+        yield
+
+
+def _fit_linear_model(
+    X: Any, y: Tensor | Sequence, C: float, n_classes: int | None
+) -> tuple[Tensor, Tensor, bool]:
+    """Do what `fit_linear_model` does, in the thread of a caller that has `_small_fits`."""
+    from scipy.sparse import issparse
     from sklearn.linear_model import LogisticRegression, Ridge
 
     if n_classes and torch.as_tensor(y).dim() == 2:
@@ -133,11 +154,12 @@ def fit_linear_model(
         mean = X.mean(0)
         std = X.std(0, correction=0).clamp(min=1e-6)
         X = ((X - mean) / std).numpy()
-    model = Ridge(n / C / 1e3) if n_classes is None else LogisticRegression(C=C, max_iter=3000)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(X, y)
-    has_converged = not any(issubclass(w.category, ConvergenceWarning) for w in caught)
+    if n_classes is None:
+        model = Ridge(n / C / 1e3).fit(X, y)
+        has_converged = True
+    else:
+        model = LogisticRegression(C=C, max_iter=_MAX_ITERATIONS).fit(X, y)
+        has_converged = bool(model.n_iter_.max() < _MAX_ITERATIONS)
     W = torch.as_tensor(model.coef_).view(-1, d)
     b = torch.as_tensor(model.intercept_).view(-1)
     if n_classes and len(W) == 1:  # scikit-learn has one row for two classes
@@ -158,7 +180,7 @@ def _fit_several_labels(X: Any, y: Tensor, C: float) -> tuple[Tensor, Tensor, bo
         if is_true.min() == is_true.max():
             b[i] = 1e4 if is_true[0] else -1e4
             continue
-        class_W, class_b, converged = fit_linear_model(X, is_true, C, 2)
+        class_W, class_b, converged = _fit_linear_model(X, is_true, C, 2)
         W[i] = class_W[1] - class_W[0]
         b[i] = class_b[1] - class_b[0]
         has_converged &= converged
@@ -243,7 +265,7 @@ def fit_best_probe(
         C: float, layer: int, pooling: str, train: Tensor, validation: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """Fit a probe with the regularisation `C`, and score it on the validation split."""
-        W, b, converged = fit_linear_model(train, targets, C, n_classes)
+        W, b, converged = _fit_linear_model(train, targets, C, n_classes)
         score = score_main_metric(task, validation @ W.T + b, task.splits["validation"])
         return W, b, dict(layer=layer, pooling=pooling, C=C, converged=converged, validation=score)
 
@@ -251,22 +273,25 @@ def fit_best_probe(
         """Return the validation score in the description of a probe."""
         return probe[2]["validation"]
 
-    first_C = INVERSE_REGULARISATION_GRID[1]
-    fitted = [
-        (fit(first_C, *candidate), candidate)
-        for candidate in _iterate_candidates(bb, cfg, task)
-        if accept_layer_and_pooling(*candidate[:2])
-    ]
-    if not fitted:
+    candidates = [c for c in _iterate_candidates(bb, cfg, task) if accept_layer_and_pooling(*c[:2])]
+    if not candidates:
         raise UserError(
             f"no probe fits task {task.name!r} on {bb.name!r}, which have no template or no mask "
             "token: use head_init='random' or another pooling."
         )
-    # stable: of equal scores the lower layer first
-    fitted.sort(key=lambda pair: -validation_score(pair[0]))
-    probes = [probe for probe, _ in fitted]
-    for _, candidate in fitted[:4]:
-        probes += [fit(C, *candidate) for C in INVERSE_REGULARISATION_GRID if first_C != C]
+    first_C = INVERSE_REGULARISATION_GRID[1]
+    with _small_fits(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        first_fits = [pool.submit(fit, first_C, *candidate) for candidate in candidates]
+        fitted = [(run.result(), candidate) for run, candidate in zip(first_fits, candidates)]
+        # stable: of equal scores the lower layer first
+        fitted.sort(key=lambda pair: -validation_score(pair[0]))
+        further_fits = [
+            pool.submit(fit, C, *candidate)
+            for _, candidate in fitted[:4]
+            for C in INVERSE_REGULARISATION_GRID
+            if first_C != C
+        ]
+        probes = [probe for probe, _ in fitted] + [run.result() for run in further_fits]
     W, b, best = max(probes, key=validation_score)
     return W, b, {**best, "candidates": [description for _, _, description in probes]}
 

@@ -84,6 +84,7 @@ __all__ = [
     "validate_comparison",
     "check_longest_example",
     "dry_run_comparison",
+    "seconds_of_runs",
     "steps_within",
     "choose_backbone",
     "run_seeds",
@@ -186,21 +187,42 @@ _TRAINING_SHARE = 0.7  # of the time; the rest is for controls, loading, digests
 _MIN_STEPS = 20
 
 
-def steps_within(
-    seconds: float,  # time for all runs
+def seconds_of_runs(
+    steps: int,
+    n_evaluations: int,  # on the validation split
     step_seconds: Mapping[str, float],  # of each method that takes steps
     runs_per_method: int,
     split_sizes: Mapping[str, int],  # number of examples of each split
-    base: RunOptions,  # `steps`, `batch_size` and `eval_every` are used
-) -> int:  # at most `base.steps`
-    """Return the number of steps, the same for every method, that fits into a time."""
-    n_evaluations = base.steps // base.eval_every
+    base: RunOptions,  # `batch_size` and `accumulate` are used
+) -> float:
+    """Estimate the seconds of the steps and evaluations of all runs."""
     n_scored = n_evaluations * split_sizes["validation"] + split_sizes["test"]
     # a forward pass takes a third of a step
-    scoring = sum(step_seconds.values()) * n_scored / base.batch_size / 3
-    available = _TRAINING_SHARE * seconds / runs_per_method - scoring
-    fitting = available / max(1e-9, sum(step_seconds.values()) * base.accumulate)
-    return max(min(_MIN_STEPS, base.steps), min(base.steps, int(fitting)))
+    n_steps = steps * base.accumulate + n_scored / base.batch_size / 3
+    return runs_per_method * sum(step_seconds.values()) * n_steps
+
+
+def steps_within(
+    seconds: float,  # time for all runs
+    step_seconds: Mapping[str, float],  # as in `seconds_of_runs`, and what follows
+    runs_per_method: int,
+    split_sizes: Mapping[str, int],
+    base: RunOptions,  # `steps`, `eval_every`, `batch_size` and `accumulate` are used
+) -> tuple[int, int]:  # at most `base.steps` steps, and evaluations on the validation split
+    """Return the number of steps, the same for every method, that fits into a time.
+
+    Evaluations are left out, down to one, before there are fewer than 20 steps.
+    """
+    fewest = min(_MIN_STEPS, base.steps)
+    seconds *= _TRAINING_SHARE
+    setting = step_seconds, runs_per_method, split_sizes, base
+    for n_evaluations in range(max(1, base.steps // base.eval_every), 0, -1):
+        if n_evaluations == 1 or seconds_of_runs(fewest, n_evaluations, *setting) <= seconds:
+            break
+    evaluating = seconds_of_runs(0, n_evaluations, *setting)
+    step = seconds_of_runs(1, n_evaluations, *setting) - evaluating
+    fitting = int((seconds - evaluating) / max(1e-9, step))
+    return max(fewest, min(base.steps, fitting)), n_evaluations
 
 
 def _fit_into_time(
@@ -216,7 +238,7 @@ def _fit_into_time(
     sizes = {split: len(rows) for split, rows in task.splits.items()}
     base = base.resolve_epochs(sizes["train"])
     earlier = [
-        r["steps"]
+        (r["steps"], max(1, r["steps"] // r["eval_every"]))
         for r in stored
         if (r.get("minutes"), r["task"]) == (minutes, task.name)
         and r["backbone"] in (base.backbone, Path(base.backbone).name)  # a folder by its name
@@ -224,13 +246,15 @@ def _fit_into_time(
         and r["steps"] <= base.steps
     ]
     seconds_left = 60 * minutes - seconds_used
-    steps = earlier[0] if earlier else steps_within(seconds_left, step_seconds, n_runs, sizes, base)
+    setting = step_seconds, n_runs, sizes, base
+    fitting = steps_within(seconds_left, *setting)
+    steps, n_evaluations = earlier[0] if earlier else fitting
+    needed = (seconds_used + seconds_of_runs(steps, n_evaluations, *setting)) / 60
     if steps < base.steps:
         logger.info(
-            f"{steps} steps instead of {base.steps}, so that all runs take about {minutes:g} "
-            f"minutes (minutes=0: no limit)"
+            f"{steps} steps instead of {base.steps}: all runs take about "
+            f"{max(minutes, needed):.2g} minutes (minutes=0: no limit)"
         )
-    n_evaluations = max(1, base.steps // base.eval_every)
     return replace(base, epochs=None, steps=steps, eval_every=max(1, steps // n_evaluations))
 
 

@@ -25,6 +25,7 @@ from idp_tutorial.runs.compare import (
     compare_and_write,
     compare_methods,
     run_seeds,
+    seconds_of_runs,
     steps_within,
 )
 from idp_tutorial.runs.conclusions import describe_primary_contrast
@@ -530,25 +531,38 @@ def test_packages_of_the_picture_are_looked_for_before_training(cfg, tmp_path, m
 def test_steps_fit_into_the_time(cfg):
     base = replace(cfg(), steps=200, eval_every=50, batch_size=10)
     sizes = dict(train=100, validation=30, test=30)
+    times = dict(lpt=0.4, lora=0.6)
     # a step of both methods takes 1 s, and scoring 150 rows takes 15 batches of a third of it
-    assert steps_within(100, dict(lpt=0.4, lora=0.6), 1, sizes, base) == 0.7 * 100 - 5
-    assert steps_within(200, dict(lpt=0.4, lora=0.6), 2, sizes, base) == 0.7 * 100 - 5
-    assert steps_within(10_000, dict(lpt=0.4, lora=0.6), 1, sizes, base) == 200
-    assert steps_within(1, dict(lpt=0.4, lora=0.6), 1, sizes, base) == 20
+    assert steps_within(100, times, 1, sizes, base) == (0.7 * 100 - 5, 4)
+    assert steps_within(200, times, 2, sizes, base) == (0.7 * 100 - 5, 4)
+    assert steps_within(10_000, times, 1, sizes, base) == (200, 4)
+    for steps, n_evaluations in ((65, 4), (200, 1)):
+        needed = seconds_of_runs(steps, n_evaluations, times, 2, sizes, base)
+        assert needed == pytest.approx(2 * (steps + n_evaluations + 1))
+
+
+def test_evaluations_are_left_out_before_steps(cfg):
+    """Scoring 300 rows of long texts takes as long as ten steps."""
+    base = replace(cfg(), steps=200, eval_every=50, batch_size=10)
+    sizes = dict(train=100, validation=300, test=300)
+    for seconds, expected in ((62 / 0.7, (22, 3)), (61 / 0.7, (21, 3)), (41 / 0.7, (21, 1))):
+        assert steps_within(seconds + 0.1, dict(lpt=1.0), 1, sizes, base) == expected
+    # 20 steps and one evaluation are the fewest
+    assert steps_within(1, dict(lpt=1.0), 1, sizes, base) == (20, 1)
 
 
 def test_a_comparison_that_continues_keeps_the_steps_that_its_time_allowed(
     cfg, tmp_path, monkeypatch, messages
 ):
     """The quick rows come first; the table keeps the order that was asked for."""
-    monkeypatch.setattr(comparison, "steps_within", lambda *args: 2)
+    monkeypatch.setattr(comparison, "steps_within", lambda *args: (2, 1))
     base = replace(cfg(lr=1e-2, bottleneck=None), steps=8, eval_every=4)
     methods = ["lpt", "words", "majority"]
     table = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1).table
     assert [*table.method] == methods and table.steps[0] == 2
     assert (tmp_path / "out" / "report" / "report.md").exists()
     n_messages = len(messages)
-    monkeypatch.setattr(comparison, "steps_within", lambda *args: 5)
+    monkeypatch.setattr(comparison, "steps_within", lambda *args: (5, 1))
     again = compare_and_write(methods, base, 1, False, tmp_path / "out", minutes=1).table
     assert again.steps[0] == 2 and not any("seed 0" in m for m in messages[n_messages:])
 

@@ -7,7 +7,8 @@ other, all on the same files, and rounds are repeated. Other work on the machine
 times, so it should have none; the load before the measurement is in the records.
 
 Training is one epoch with the same examples, batch size, learning rate, schedule and number of
-evaluations: one on the validation split, and one on the test split. Neither side writes
+evaluations: one on the validation split, and one on the test split. `idp train` leaves out the
+controls that it scores by default, since the other side has none. Neither side writes
 checkpoints, and both save what they trained. For answers, the pipeline gets the backbone with an
 untrained head, and this package the model that it trained last, whose prompts are further
 positions. Both write each text with its class.
@@ -168,7 +169,8 @@ def _training_commands(
         out = folder / method
         arguments = [str(folder / "task"), *_format_options(text="text", label="label", **common)]
         arguments += _format_options(backbone=base.backbone, out=out)
-        arguments += _format_options(epochs=1, evaluations=1, save_every=0)
+        # the other side scores no controls
+        arguments += [*_format_options(epochs=1, evaluations=1, save_every=0), "--no_controls"]
         idp = _Command("idp train", _MAIN, ["train", *arguments], fields, out)
         commands.append(idp)
         if method in _PEFT_METHODS:

@@ -163,7 +163,8 @@ class Experiment:
         seconds = 1e-9
         for split in splits:
             start_time = time.perf_counter()
-            outputs[split] = split_outputs(model, task, self.cfg, split)
+            known = log.validation_outputs if split == "validation" else None
+            outputs[split] = split_outputs(model, task, self.cfg, split, known)
             seconds = time.perf_counter() - start_time  # the test split is the last
         digests = self.digests(score_test)
         if records_file:

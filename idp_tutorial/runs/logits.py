@@ -52,12 +52,19 @@ def logits_name(
 
 
 def split_outputs(
-    model: PlannedModel, task: Task, cfg: RunConfig, split: str
+    model: PlannedModel,
+    task: Task,
+    cfg: RunConfig,
+    split: str,
+    outputs: torch.Tensor | list[str] | None = None,  # of `fit`, if it scored this split last
 ) -> tuple:  # logits `[N,C]` or N texts; the N encoded examples
     """Return the outputs of a model for one split of a task, with the encoded examples."""
     examples = encode_for_evaluation(model, task, cfg, task.splits[split])
-    device = next(model.parameters()).device
-    return evaluation.model_outputs(model, examples, task, 4 * cfg.batch_size, device), examples
+    if outputs is None:
+        device = next(model.parameters()).device
+        batch_size = 4 * cfg.batch_size
+        outputs = evaluation.model_outputs(model, examples, task, batch_size, device)
+    return outputs, examples
 
 
 def _read_runs(file: Path) -> dict[str, _Arrays]:  # run: its arrays

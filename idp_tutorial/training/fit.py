@@ -66,6 +66,8 @@ class TrainLog:
     cut_texts: int = 0  # training texts that were cut at `max_len`
     validation_loss: float | None = None  # of the best evaluation; None: generated texts, no loss
     validation_losses: list[float | None] = field(default_factory=list)  # of each of `history`
+    # of the best evaluation, in the order of the split; None: it was before a resumed run
+    validation_outputs: Tensor | list[str] | None = field(default=None, repr=False)
 
 
 @dataclass
@@ -97,6 +99,7 @@ class TrainingRun:
         self.cfg = cfg.resolve_epochs(len(task.splits["train"]), self.acc.num_processes)
         self.state = TrainState()
         self.checkpoint: Checkpoint | None = None
+        self.best_outputs: Tensor | list[str] | None = None  # as in the log
         self.saved_callbacks: dict[str, Any] = {}  # states of callbacks, from a checkpoint
         self.callbacks = CallbackRunner(self)
         self.train_examples, self.validation_examples, self.cut_texts = encode_training_splits(
@@ -106,9 +109,13 @@ class TrainingRun:
     def evaluate_untrained(self) -> TrainLog:
         """Return the log of a model without trainable parameters, such as a verbalizer alone."""
         self.model.to(self.acc.device)
-        score, loss = self.validate()
-        peak_memory_mb = StepProfiler(self.model, self.acc).peak_memory_mb()
-        return TrainLog(score, peak_memory_mb=peak_memory_mb, validation_loss=loss)
+        score, loss, outputs = self.validate()
+        return TrainLog(
+            score,
+            peak_memory_mb=StepProfiler(self.model, self.acc).peak_memory_mb(),
+            validation_loss=loss,
+            validation_outputs=outputs,
+        )
 
     def start_or_resume(
         self,
@@ -253,12 +260,13 @@ class TrainingRun:
             "If not, increase `warmup`, reduce `clip`, or avoid precision='fp16'."
         )
 
-    def validate(self) -> tuple[float, float | None]:
-        """Return the task's main metric on the validation split, in percent, and the mean loss."""
+    def validate(self) -> tuple[float, float | None, Tensor | list[str]]:
+        """Return the main metric on the validation split in percent, the mean loss, and outputs."""
         examples = self.validation_examples
         outputs = self._validation_outputs()
         scores, _ = self.task.score_outputs(outputs, examples, all_metrics=False)
-        return next(iter(scores.values())), compute_output_loss(self.task, outputs, examples)
+        loss = compute_output_loss(self.task, outputs, examples)
+        return next(iter(scores.values())), loss, outputs
 
     def _validation_outputs(self) -> Tensor | list[str]:
         """Return the outputs for all examples, of which each of n processes computes every n-th.
@@ -292,7 +300,7 @@ class TrainingRun:
         """
         state = self.state
         try:
-            score, loss = self.validate()
+            score, loss, outputs = self.validate()
         except FloatingPointError:
             self._raise_divergence("the model's outputs are not finite")
         state.history.append((state.step, score))
@@ -301,6 +309,7 @@ class TrainingRun:
         self.callbacks.log_evaluation(score)
         if find_best_evaluation(state.history, state.validation_losses) == len(state.history) - 1:
             state.best_tensors = copy_state(self.trained_tensors)
+            self.best_outputs = outputs
 
     def save_if_due(self) -> None:
         """Write a checkpoint if one is due."""
@@ -329,6 +338,7 @@ class TrainingRun:
             cut_texts=self.cut_texts,
             validation_loss=self.state.validation_losses[best],
             validation_losses=self.state.validation_losses,
+            validation_outputs=self.best_outputs,
         )
 
 # %% ../../nbs/engine/training/fit.ipynb #0d0a4880

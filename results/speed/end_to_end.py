@@ -119,7 +119,7 @@ def _mix_lengths(texts: Sequence[str], n: int) -> list[str]:
     return mixed
 
 
-def write_inputs(data: str | None, folder: Path) -> dict[str, Any]:
+def write_inputs(data: str | None, folder: Path, n_answers: int = N_ANSWERS) -> dict[str, Any]:
     """Write the splits of the task and the texts to predict; return their task and sizes."""
     task = load_task("trec", data) if data else TASKS["questions"]
     splits = task.splits
@@ -130,7 +130,7 @@ def write_inputs(data: str | None, folder: Path) -> dict[str, Any]:
         labelled = [(row["sentence1"], task.labels[row["label"]]) for row in rows]
         table = pd.DataFrame(labelled, columns=["text", "label"])
         table.to_csv(folder / "task" / f"{split}.csv", index=False)
-    texts = _mix_lengths([row["sentence1"] for row in splits["train"]], N_ANSWERS)
+    texts = _mix_lengths([row["sentence1"] for row in splits["train"]], n_answers)
     pd.DataFrame(dict(text=texts)).to_csv(folder / "texts.csv", index=False)
     sizes = {split: len(rows) for split, rows in splits.items()}
     return dict(task=task.name, sizes={**sizes, "predict": len(texts)})

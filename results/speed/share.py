@@ -27,7 +27,12 @@ from typing import Any
 if __name__ == "__main__":  # `results` is beside this file's folder
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from results.speed.end_to_end import END_TO_END_METHODS, measure_load, write_inputs
+from results.speed.end_to_end import (
+    END_TO_END_METHODS,
+    N_ANSWERS,
+    measure_load,
+    write_inputs,
+)
 
 INTERVAL = 0.004  # seconds from one look to the next
 START = "start of Python and imports"
@@ -122,12 +127,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=END_TO_END_METHODS)
     parser.add_argument("--data", help="folder of tasks, for TREC (default: synthetic questions)")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--texts", type=int, default=N_ANSWERS, help="number of texts to predict")
     parser.add_argument("--out", type=Path, help="file of the records")
     args = parser.parse_args()
     load = measure_load()
     with tempfile.TemporaryDirectory() as tmp:
         folder = Path(tmp)
-        inputs = write_inputs(args.data, folder)
+        inputs = write_inputs(args.data, folder, args.texts)
         shared = ["--backbone", args.backbone]
         commands = {}
         for method in args.methods:

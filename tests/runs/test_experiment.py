@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ from idp_tutorial.runs.tables import (
     results_table,
 )
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.training.evaluation import predict
+from idp_tutorial.training import evaluation
+from idp_tutorial.training.evaluation import model_outputs, predict
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils import records
 from idp_tutorial.utils.checks import DivergenceError, UserError
@@ -281,6 +283,27 @@ def test_logits_of_other_weights_do_not_replace_the_old_ones(cfg, task, tmp_path
         and (one == same).all()
         and not (one == two).all()
         and (load_logits(records[0], tmp_path)["test"] == one).all()
+    )
+
+
+def test_the_validation_split_is_not_scored_again_after_training(cfg, task, tmp_path, monkeypatch):
+    """Its stored logits are those of the best evaluation, not of the last."""
+    run_cfg = replace(cfg(lr=1e-2), steps=8, eval_every=2)
+    scored = []
+
+    def count_and_compute(model, examples, *args):
+        scored.append(len(examples))
+        return model_outputs(model, examples, *args)
+
+    monkeypatch.setattr(evaluation, "model_outputs", count_and_compute)
+    model, record = Experiment(run_cfg, task).train(tmp_path / "run.jsonl")
+    assert scored == [len(task.splits["test"])]
+    again, _ = split_outputs(model, task, run_cfg, "validation")
+    stored = load_logits(record, tmp_path)["validation"]
+    np.testing.assert_array_equal(stored, again.numpy().astype(np.float16))
+    assert (
+        record["validation"]
+        == max(Experiment(run_cfg, task).fit()[1].history, key=itemgetter(1))[1]
     )
 
 

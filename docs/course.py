@@ -58,8 +58,9 @@ def read_markdown(path: Path) -> str:
 
 
 def extract_prose(nb: NotebookNode) -> str:
-    """Return the text that is read, without alternative texts, addresses and rules of tables."""
-    return re.sub(r"!\[.*?\]\(.*?\)|\]\([^)]*\)|\|[-: |]+\|", " ", _join_markdown(nb))
+    """Return the text that is read, without comments, alternative texts, addresses and rules."""
+    text = re.sub(r"<!--.*?-->", " ", _join_markdown(nb), flags=re.S)
+    return re.sub(r"!\[.*?\]\(.*?\)|\]\([^)]*\)|\|[-: |]+\|", " ", text)
 
 
 def is_folded(cell: NotebookNode) -> bool:

@@ -413,10 +413,12 @@ def filter_cell(cell: NotebookNode) -> NotebookNode | None:
 def read_title_and_summary(path: Path) -> tuple[str, str]:
     """Return the first heading of a notebook and the line below it that starts with `>`.
 
-    The texts contain no links, so that they may be used on other pages.
+    The texts contain no links, so that they may be used on other pages. A comment is not read: in
+    a chapter it has the docstring of the module, for which nbdev takes the first such line.
     """
     cells = nbformat.read(path, 4).cells[:2]
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.S)
     text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("|", "\\|")
     title = re.search(r"^# +(.+)$", text, re.M)
     quoted = re.search(r"(?:^>.*\n?)+", text, re.M)

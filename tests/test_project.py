@@ -511,6 +511,14 @@ def test_the_table_of_chapters_has_a_row_for_each():
         assert bool(core) == notebooks._load_course().summarise_chapter(path)["is_core"]
 
 
+def test_a_summary_is_not_read_from_a_comment(tmp_path):
+    text = "# What?\n\n<!-- The first line of the module:\n> A module.\n-->\n\n> An answer. More."
+    path = tmp_path / "a.ipynb"
+    nb = notebooks.nbformat.v4.new_notebook(cells=[notebooks.nbformat.v4.new_markdown_cell(text)])
+    notebooks.nbformat.write(nb, path)
+    assert notebooks.read_title_and_summary(path) == ("What?", "An answer.")
+
+
 def test_old_titles_on_the_front_page_are_replaced():
     old = "before\n<!-- lab -->\nan old list\n<!-- end -->\nafter"
     new = notebooks.update_generated_parts(old)

@@ -255,7 +255,7 @@ def build_results_table(
         heading = f"{metric}, %: {runs[0]['backbone']}" if metric else "test accuracy, %"
         row = {
             "prompt parameters": f"{runs[0]['params']['prompt']:,}",
-            heading: _format_mean_and_std([r["scores"][key] for r in runs]),
+            heading: _format_row(method, [r["scores"][key] for r in runs], _format_mean_and_std),
         }
         for backbone in scores.backbone.unique():
             cell = scores[(scores.backbone == backbone) & (scores.method == method)]
@@ -293,10 +293,10 @@ def store_or_compare_scores(
         rows = sorted([r for r in rows if r is not old] + [new], key=lambda r: r["chapter"])
         lines = ",\n".join(json.dumps(r, ensure_ascii=False) for r in rows)
         Path(file).write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-        return f"{method} on {task}: stored, {format_scores(rounded)}"
+        return f"{method} on {task}: stored, {_format_row(method, rounded)}"
     if old is None:
         return f"{method} on {task}: {scores[0]:.1f}; nothing is stored yet"
-    stored = format_scores(old["scores"])
+    stored = _format_row(method, old["scores"])
     comparison = f"{method} on {task}: {scores[0]:.1f} in this run; {stored} stored"
     if min(old["scores"]) - tolerance <= scores[0] <= max(old["scores"]) + tolerance:
         return comparison
@@ -328,6 +328,18 @@ def format_scores(
         return _format_mean_and_std(scores)
     interval = "–".join(f"{end:.1f}" for end in dict.fromkeys((learnt[0], learnt[-1])))
     return f"learnt in {len(learnt)} of {len(scores)} ({interval})"
+
+
+DETERMINISTIC_CONTROLS = ("majority", "probe")  # the same score with every seed
+
+
+def _format_row(
+    method: str, scores: list[float], format_trained: Callable[[list[float]], str] = format_scores
+) -> str:
+    """Return the scores of a method as text: of a deterministic control the score alone."""
+    if method in DETERMINISTIC_CONTROLS and len(set(scores)) == 1:
+        return f"{scores[0]:.1f}"
+    return format_trained(scores)
 
 
 SCORE_TABLE_TASKS = ("two-domains", "two-domains-order")
@@ -369,7 +381,7 @@ def build_score_table(
     ]
     names = list(dict.fromkeys((r["chapter"], r["method"]) for r in records))
     names.sort(key=lambda name: (name[1] in SCORE_TABLE_CONTROLS, name[0]))
-    scores = {(r["method"], r["task"]): format_scores(r["scores"]) for r in records}
+    scores = {(r["method"], r["task"]): _format_row(r["method"], r["scores"]) for r in records}
     rows = []
     for number, method in names:
         cells = [scores.get((method, task), "not measured") for task in SCORE_TABLE_TASKS]

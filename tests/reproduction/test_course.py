@@ -59,7 +59,7 @@ def test_scores_as_published_are_those_of_the_final_learning_rate(tmp_path):
         "published: RoBERTa-large",
     ]
     assert table.loc["prompt-tuning"].tolist() == ["1,920", "86.4 ± 0.6 (5 seeds)", "91.2 ± 0.1"]
-    assert table.loc["probe"].tolist() == ["0", "91.2 (one run)", "–"]
+    assert table.loc["probe"].tolist() == ["0", "91.2", "–"]
     assert build_results_table(methods, "subj", "idpg-3", "K=500", folder=tmp_path).startswith(
         "not stored here"
     )
@@ -71,7 +71,7 @@ def test_the_score_has_the_published_metric():
     methods = dict.fromkeys(("id-spam", "majority"), "why/as-published.jsonl")
     table = build_results_table(methods, "mrpc", "id-spam-2", folder=records)
     score = "avg(acc, macro-F1), %: minilm"
-    assert table[score].tolist() == ["59.3 ± 1.5 (5 seeds)", "54.5 (one run)"]
+    assert table[score].tolist() == ["59.3 ± 1.5 (5 seeds)", "54.5"]
     assert table.loc["id-spam", "published: RoBERTa-base"] == "82.8 ± 0.3"
     assert table.loc["id-spam", "published: RoBERTa-large"] == "86.1 ± 0.3"
 
@@ -85,7 +85,7 @@ def test_the_table_has_the_runs_of_one_layer():
     table = build_results_table(methods, "trec", "lpt-4", layer=15, folder=records)
     assert table["accuracy, %: smollm2"].tolist() == [
         "90.0 ± 2.3 (5 seeds)",
-        "90.6 ± 0.0 (5 seeds)",
+        "90.6",
     ]
 
 
@@ -122,6 +122,13 @@ def test_several_scores_are_stored_and_one_is_compared(tmp_path):
 )
 def test_runs_of_which_only_some_learn_are_counted(scores, text):
     assert format_scores(scores) == text
+
+
+def test_a_deterministic_control_has_no_deviation(tmp_path):
+    file = tmp_path / "scores.json"
+    assert store_or_compare_scores("03", "probe", [53.6] * 5, file=file).endswith("stored, 53.6")
+    assert store_or_compare_scores("03", "probe", [53.6], file=file).endswith("; 53.6 stored")
+    assert build_score_table("03", file).rows == [("03", "probe", "53.6", "not measured")]
 
 
 @pytest.mark.parametrize("score", [60.0, 99.0])

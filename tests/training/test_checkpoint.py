@@ -121,7 +121,7 @@ def test_the_best_tensors_survive_a_kill(tmp_path, monkeypatch):
 
         def validate(run):
             evaluated.append(tensors(run.model))
-            return next(remaining_scores), 0.5
+            return next(remaining_scores), 0.5, []
 
         monkeypatch.setattr(TrainingRun, "validate", validate)
 
@@ -134,6 +134,7 @@ def test_the_best_tensors_survive_a_kill(tmp_path, monkeypatch):
     script_scores([70, 60, 50])
     log, model, _ = kill_and_resume(cfg, tmp_path, 5, 1)
     assert log.validation == 70 and log.history == [(2, 70), (4, 60), (6, 50)]
+    assert log.validation_outputs is None  # to be computed again
     assert log.validation_losses == [0.5, 0.5, 0.5]
     assert_same_tensors(tensors(model), best)
     assert not all(torch.equal(evaluated[-1][n], best[n]) for n in best)

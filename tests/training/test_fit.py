@@ -178,7 +178,7 @@ def script_evaluations(monkeypatch, evaluations, model):
 
     def validate(run):
         evaluated.append(tensors(model))
-        return evaluations[len(evaluated) - 1]
+        return *evaluations[len(evaluated) - 1], [f"outputs {len(evaluated) - 1}"]
 
     monkeypatch.setattr("idp_tutorial.training.fit.TrainingRun.validate", validate)
     return evaluated
@@ -204,6 +204,7 @@ def test_the_best_tensors_are_restored_and_a_tie_is_broken_by_the_loss(
     # the last step is always evaluated
     assert log.history == list(zip([2, 4, 6, 7], scores)) and log.validation == max(scores)
     assert (log.validation_losses, log.validation_loss) == (losses, losses[best])
+    assert log.validation_outputs == [f"outputs {best}"]
     for n, p in tensors(model).items():
         assert torch.equal(p, evaluated[best][n])
     assert not torch.equal(evaluated[0]["sources.0.p"], evaluated[3]["sources.0.p"])

@@ -4,9 +4,10 @@
     python results/when/others.py --tables TABLES --library peft
     python results/when/others.py --tables TABLES --library setfit
 
-`peft` trains LoRA with the Trainer of Transformers. `setfit` fine-tunes the sentence encoder on
-pairs of texts and fits a logistic regression; it has no pairs of sentences as inputs. Both get as
-many steps as `run.py` gave LoRA. A line of `others.jsonl` is a table and a library.
+`peft` trains LoRA with the Trainer of Transformers, at this package's learning rate or at `--lr`;
+its head reads the first token, through BERT's pooling layer. `setfit` fine-tunes the sentence
+encoder on pairs of texts and fits a logistic regression; it has no pairs of sentences as inputs.
+Both get as many steps as `run.py` gave LoRA. A line of `others.jsonl` is a table and a library.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from idp_tutorial.utils.records import read_records
 
 HERE = Path(__file__).parent
 BATCH_SIZE = 16
-LEARNING_RATE = 5e-3  # of LoRA, as the package's default
+LEARNING_RATE = 5e-3  # of LoRA, as the package's default; SetFit has its own
 MAX_LENGTHS = {"long": 256}  # tokens; 128 otherwise
 
 
@@ -44,7 +45,9 @@ def read_table(file: Path) -> pd.DataFrame:
             return pd.read_csv(file, sep="\t" if suffix == ".tsv" else ",", dtype=str)
 
 
-def train_peft(train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: int) -> list[str]:
+def train_peft(
+    train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: int, lr: float
+) -> list[str]:
     """Return the classes that LoRA of `peft` predicts after so many steps of `Trainer`."""
     import transformers as hf
     from peft import LoraConfig, get_peft_model
@@ -68,7 +71,7 @@ def train_peft(train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: int
         arguments = hf.TrainingArguments(
             folder,
             max_steps=steps,
-            learning_rate=LEARNING_RATE,
+            learning_rate=lr,
             per_device_train_batch_size=BATCH_SIZE,
             per_device_eval_batch_size=4 * BATCH_SIZE,
             warmup_steps=0.06,
@@ -84,7 +87,9 @@ def train_peft(train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: int
     return [labels[i] for i in np.asarray(output.predictions).argmax(-1)]
 
 
-def train_setfit(train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: int) -> list[str]:
+def train_setfit(
+    train: pd.DataFrame, test: pd.DataFrame, steps: int, max_len: int, lr: float
+) -> list[str]:
     """Return the classes that SetFit predicts after so many steps on pairs of texts."""
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
@@ -112,6 +117,7 @@ def main() -> None:
     parser.add_argument("--tables", type=Path, required=True, help="folder that tables.py wrote")
     parser.add_argument("--library", choices=LIBRARIES, required=True)
     parser.add_argument("--only", nargs="+", help="names of tables (default: all)")
+    parser.add_argument("--lr", type=float, default=LEARNING_RATE, help="learning rate of LoRA")
     parser.add_argument("--steps", type=int, help="default: those of LoRA in run.py")
     parser.add_argument("--out", type=Path, default=HERE / "others.jsonl")
     args = parser.parse_args()
@@ -127,12 +133,14 @@ def main() -> None:
             records = read_records(HERE / folder.name / "compare.jsonl")
             (steps,) = {r["steps"] for r in records if r["method"] == "lora"}
         start = time.perf_counter()
-        predicted = LIBRARIES[args.library](train, test, steps, MAX_LENGTHS.get(folder.name, 128))
+        max_len = MAX_LENGTHS.get(folder.name, 128)
+        predicted = LIBRARIES[args.library](train, test, steps, max_len, args.lr)
         line = dict(
             table=folder.name,
             library=args.library,
             version=version(args.library),
             steps=steps,
+            lr=args.lr if args.library == "peft" else None,
             accuracy=round(100 * float(accuracy_score(test.label, predicted)), 2),
             macro_f1=round(100 * float(f1_score(test.label, predicted, average="macro")), 2),
             seconds=round(time.perf_counter() - start, 1),

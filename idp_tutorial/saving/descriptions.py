@@ -52,6 +52,7 @@ __all__ = [
     "read_prompts",
     "read_fingerprint",
     "describe_run",
+    "parse_run",
     "parse_saved_run",
     "check_save_format",
     "tensor_shapes",
@@ -240,6 +241,19 @@ def _check_prompt_sizes(cfg: RunConfig, tensors: Mapping[str, Tensor], source: A
             )
 
 
+def parse_run(
+    description: Mapping[str, Any],  # with `cfg` and `task`, as `describe_run` returns them
+) -> tuple[Task, RunConfig]:
+    """Build the task and the config of a description; a field that it lacks has its default.
+
+    Raises: `UserError` or `TypeError` for unknown fields, and for options that are refused.
+    """
+    values: dict[str, Any] = {**description["task"], "splits": {}, "convert_row": None}
+    # JSON has no tuples
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Task(**values), RunConfig(**description["cfg"])
+
+
 def parse_saved_run(
     # from a file, with `cfg` and `task`; checked by `check_save_format`
     description: dict[str, Any],
@@ -252,12 +266,8 @@ def parse_saved_run(
     Raises: `UserError` for unknown fields, for options that `RunConfig` refuses, and for sizes
     that do not fit the tensors.
     """
-    values: dict[str, Any] = {**description["task"], "splits": {}, "convert_row": None}
-    # JSON has no tuples
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
     try:
-        task = Task(**values)
-        cfg = RunConfig(**description["cfg"])
+        task, cfg = parse_run(description)
     except (UserError, TypeError) as error:  # TypeError: a field that the class does not have
         raise UserError(
             f"{source} was saved by idp_tutorial {reprlib.repr(version)}, and version "

@@ -19,7 +19,7 @@ from idp_tutorial.backbones.fetch import BACKBONE_SOURCES
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES
 from idp_tutorial.data.task import TEXT_COLUMNS
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.saving.descriptions import PROMPT_MODEL_FORMAT
+from idp_tutorial.saving.descriptions import PROMPT_MODEL_FORMAT, parse_run
 
 __all__ = ["wilson_interval", "build_model_card"]
 
@@ -52,12 +52,11 @@ def _card_metadata(
     description: dict[str, Any], record: dict | None, licence: str | None
 ) -> ModelCardData:
     """Return the metadata that the hub reads."""
-    task = description["task"]
-    cfg = description["cfg"]
+    task, cfg = parse_run(description)
     backbone = description["backbone"]
     base_model = BACKBONE_HUB_NAMES.get(backbone["name"], backbone["name"])
-    name = task["name"]
-    kind = "text-generation" if task["is_generation"] else "text-classification"
+    name = task.name
+    kind = "text-generation" if task.is_generation else "text-classification"
     results = None
     if record:
         split, score, _ = _measured_scores(record)[0]
@@ -67,9 +66,9 @@ def _card_metadata(
         library_name="idp_tutorial",
         license=licence,
         pipeline_tag=kind,
-        tags=["soft-prompt", cfg["method"]],
-        base_model=base_model if "/" in base_model and not backbone["local"] else None,
-        model_name=f"{cfg['method']} on {name}",
+        tags=["soft-prompt", cfg.method],
+        base_model=base_model if "/" in base_model and not backbone.get("local") else None,
+        model_name=f"{cfg.method} on {name}",
         eval_results=results,
     )
 
@@ -116,17 +115,17 @@ def _loading_instructions(location: Path | str, description: dict[str, Any]) -> 
 from idp_tutorial.huggingface import PromptModel
 model = PromptModel.from_pretrained(hf_model, {str(location)!r})  # around a Hugging Face model
 ```"""
-    task = description["task"]
-    backbone = description["backbone"]
-    row = dict.fromkeys(TEXT_COLUMNS[: 1 + task["pair"]], "…")
-    bb = ", 'THE FOLDER OF THE BACKBONE'" if backbone["local"] else ""
+    task, _ = parse_run(description)
+    is_local = description["backbone"].get("local")
+    row = dict.fromkeys(TEXT_COLUMNS[: 1 + task.pair], "…")
+    bb = ", 'THE FOLDER OF THE BACKBONE'" if is_local else ""
     return f"""```python
 from idp_tutorial.saving.prompt_files import from_pretrained
 from idp_tutorial.training.evaluation import predict
 model, task, cfg = from_pretrained({str(location)!r}{bb})
 predict(model, task, cfg, [{row}])
 ```
-or `echo '…' | idp predict --model {location}{" --backbone FOLDER" if backbone["local"] else ""}`"""
+or `echo '…' | idp predict --model {location}{" --backbone FOLDER" if is_local else ""}`"""
 
 
 def _requirements_text(description: dict[str, Any]) -> str:
@@ -150,16 +149,15 @@ def build_model_card(
     licence: str | None = None,  # licence as the hub spells it, such as 'apache-2.0'
 ) -> ModelCard:
     """Write the model card of a saved model."""
-    task = description["task"]
-    cfg = description["cfg"]
-    row = METHODS[cfg["method"]]
-    low, high = task["label_range"]
-    output = "generated text" if task["is_generation"] else f"a number from {low} to {high}"
-    labels = ", ".join(f"`{name}`" for name in task["labels"]) or output
-    if task.get("multi_label"):
+    task, cfg = parse_run(description)
+    row = METHODS[cfg.method]
+    low, high = task.label_range
+    output = "generated text" if task.is_generation else f"a number from {low} to {high}"
+    labels = ", ".join(f"`{name}`" for name in task.labels) or output
+    if task.multi_label:
         labels = f"any number of the labels {labels}"
-    texts = "pairs of texts" if task["pair"] else "texts"
-    prompt_length = cfg.get("prompt_length", getattr(row.config_class, "prompt_length", None))
+    texts = "pairs of texts" if task.pair else "texts"
+    prompt_length = getattr(cfg.method_config, "prompt_length", None)
     length = f", prompt_length={prompt_length}" if prompt_length else ""
     formulas = "\n".join(f"- {f}" for f in description.get("formula", ())) or f"- {row.reference}"
     params = (
@@ -167,9 +165,9 @@ def build_model_card(
         if record
         else ""
     )
-    method = f"**{cfg['method']}** ({row.reference}){length}, seed {cfg['seed']}"
+    method = f"**{cfg.method}** ({row.reference}){length}, seed {cfg.seed}"
     parts = {
-        f"{cfg['method']} on {task['name']}": f"Predicts {labels} for {texts}.",
+        f"{cfg.method} on {task.name}": f"Predicts {labels} for {texts}.",
         "Scores": _score_table(record, controls),
         "Requirements": _requirements_text(description),
         "Usage": _loading_instructions(location, description),

@@ -1,13 +1,17 @@
 """The model card: scores with their intervals, controls, licence, and somebody else's file."""
 
+from dataclasses import MISSING, fields
+
 import pytest
 from huggingface_hub import ModelCard
 from small import EACH_METHOD, config, small_task
 
 from idp_tutorial.assembly.build import build_model
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.data.task import Task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.saving.descriptions import read_prompts
+from idp_tutorial.saving.descriptions import SavedBackbone, read_prompts
 from idp_tutorial.saving.hub import (
     RECORD_FILE,
     read_run_record,
@@ -73,6 +77,19 @@ def test_every_method_and_kind_of_task_has_a_card(method, small_folder, tmp_path
         and METHODS[method].reference in text
         and str(small_folder) not in text
     )
+
+
+def test_fields_with_a_default_may_be_missing(saved_model):
+    folder, record = saved_model
+    description = read_prompts(folder)[0]
+    card = str(build_model_card(description, record))
+    for part, schema in dict(task=Task, backbone=SavedBackbone, cfg=RunConfig).items():
+        for field in fields(schema):
+            has_default = field.default is not MISSING or field.default_factory is not MISSING
+            value = description[part].get(field.name)
+            if has_default and value == field.default and field.name in description[part]:
+                shorter = {k: v for k, v in description[part].items() if k != field.name}
+                assert str(build_model_card({**description, part: shorter}, record)) == card
 
 
 def test_a_readme_of_somebody_else_stays(small_folder, tmp_path):

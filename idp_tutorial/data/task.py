@@ -97,7 +97,7 @@ def _check_metric(task: "Task") -> None:
         allowed = [*REGRESSION_METRICS]
     if not {*task.metric.split("+")} <= {*allowed}:
         raise UserError(
-            f"task {task.name!r}: metric {task.metric!r} does not fit a task that "
+            f"task {task.name!r:.80}: metric {task.metric!r:.80} does not fit a task that "
             f"{_describe_labels(task)}: use {', '.join(allowed)}, or a mean of two joined by +."
         )
 
@@ -112,7 +112,7 @@ def _check_task(task: "Task") -> None:
     elif len({*labels}) < len(labels):
         problem = "labels must be different names"
     elif len(labels) == 1:
-        problem = f"there is only the class {labels[0]!r}, and at least two are needed"
+        problem = f"there is only the class {labels[0]!r:.80}, and at least two are needed"
     elif len(words) not in (0, len(labels)):
         problem = "give one label word for each label or none"
     elif task.grouping not in groupings:
@@ -123,8 +123,8 @@ def _check_task(task: "Task") -> None:
         _check_metric(task)
         return
     raise UserError(
-        f"task {task.name!r}: {problem}, got labels={labels!r:.200}, label_words={words!r:.200} "
-        f"and grouping={task.grouping!r}."
+        f"task {task.name!r:.80}: {problem}, got labels={labels!r:.200}, "
+        f"label_words={words!r:.200} and grouping={task.grouping!r:.80}."
     )
 
 

@@ -94,8 +94,10 @@ def read_run_record(
         record = check_record(load_record(lines[-1]), must_be_run=True)
     except ValueError as e:
         raise UserError(f"{file} has no record ({e}): delete it, or train again.") from None
-    if not record.keys() >= _CARD_FIELDS:
+    if any(record.get(name) is None for name in _CARD_FIELDS):
         return None
+    if not all(isinstance(n, int) for n in record["split_sizes"].values()):
+        return None  # a record of several tasks
     recorded = {name: record[name] for name in cfg if name in record}
     differences = describe_differences(config_fingerprint(recorded), config_fingerprint(cfg))
     return None if differences else record

@@ -15,6 +15,7 @@ from idp_tutorial.data.task import (
     require_classes,
 )
 from idp_tutorial.data.tasks import TASKS
+from idp_tutorial.utils.checks import UserError
 
 # ---- definition
 
@@ -252,3 +253,11 @@ def test_the_columns_of_a_table_are_read_from_their_templates(text2):
     task = replace(YES_NO, pair=text2 is not None, columns=columns)
     assert task.source_columns == ("question", text2, "topic")
     assert task.text_columns == ("sentence1", "sentence2")[: 2 if text2 else 1]
+
+
+def test_a_message_quotes_only_the_beginning_of_a_long_name():
+    long = "x" * 10_000
+    for fields in (dict(metric=long), dict(name=long, labels=("a", "a")), dict(labels=(long,))):
+        with pytest.raises(UserError) as refused:
+            Task(**{"name": "own", "labels": ("a", "b"), **fields})
+        assert len(str(refused.value)) < 1000

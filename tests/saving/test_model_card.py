@@ -18,6 +18,7 @@ from idp_tutorial.saving.hub import (
 )
 from idp_tutorial.saving.model_card import build_model_card, wilson_interval
 from idp_tutorial.saving.prompt_files import save_pretrained
+from idp_tutorial.utils.records import dump_record
 
 
 def test_a_card_says_what_the_record_says(saved_model):
@@ -109,3 +110,14 @@ def test_an_empty_record_is_none(tmp_path):
     (tmp_path / RECORD_FILE).write_text("")
     cfg = dict.fromkeys(("method", "task", "backbone", "lr", "steps", "seed"), 1)
     assert read_run_record(tmp_path, cfg) is read_run_record(tmp_path / "nowhere", cfg) is None
+
+
+@pytest.mark.parametrize(
+    "change", [dict(lr=None), dict(steps=None), dict(split_sizes=dict(test={}))]
+)
+def test_a_record_without_a_number_that_the_card_prints_is_none(change, saved_model, tmp_path):
+    _, record = saved_model
+    cfg = dict(method=record["method"], seed=record["seed"])
+    for fields_of_record, is_read in ((record, True), (record | change, False)):
+        (tmp_path / RECORD_FILE).write_text(dump_record(fields_of_record) + "\n")
+        assert (read_run_record(tmp_path, cfg) is not None) == is_read

@@ -186,8 +186,10 @@ def load_logits(
 ) -> _Arrays:  # `SPLIT` `[N,C]` or `[N]` texts, and `SPLIT_label` `[N]` where labels were numbers
     """Return the arrays of a run after they have been compared with their digest.
 
-    Raises: `UserError` that names the file if they are damaged.
+    Raises: `UserError` for a record without logits, or that names the file if they are damaged.
     """
+    if "logits" not in record:
+        raise UserError("the record names no logits: train its run again with a file of records.")
     path = Path(folder) / record["logits"]
     file = path.parent.resolve()
     stat = file.stat()

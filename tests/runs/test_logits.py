@@ -94,6 +94,11 @@ def test_a_run_that_the_file_lacks_is_refused(records, tmp_path):
         load_logits({**records[0], "logits": "logits/c.npz/other"}, tmp_path)
 
 
+def test_a_record_without_logits_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the record names no logits"):
+        load_logits({}, tmp_path)
+
+
 def test_logits_whose_file_is_missing_are_refused(records, tmp_path):
     assert has_logits(records[0], tmp_path) and not has_logits({}, tmp_path)
     (tmp_path / "logits/c.npz").unlink()

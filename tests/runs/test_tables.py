@@ -86,8 +86,9 @@ def test_a_row_has_records_of_one_comparison():
     two = rec(score=60.0, seed=0, method="n")
     with pytest.raises(ValueError, match="'m' has more than one record with seed 0"):
         results_table([one, two, {**one, "layer": 3}])
-    with pytest.raises(ValueError, match="2 different settings"):
-        plot_scores([one, {**one, "task": "b"}])
+    with pytest.raises(ValueError, match="2 different settings") as refused:
+        plot_scores([one, {**one, "task": "b" * 10_000}])
+    assert len(str(refused.value)) < 1000
     t = results_table([one, two])
     assert "60.0" in format_table(t[t.method == "n"])  # a table may be filtered
 

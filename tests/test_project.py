@@ -19,6 +19,7 @@ import pytest
 
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
 from idp_tutorial.minimal import NPG
+from idp_tutorial.runs.statistics import estimate_contrast
 from idp_tutorial.utils.records import read_records
 from results.depth.who_reads import mechanism_table
 
@@ -454,7 +455,13 @@ def test_the_front_page_states_stored_scores():
         for r in read_records(ROOT / "results/speed/bench-roberta-large.jsonl")
         if (r["method"], r.get("layer"), r.get("cached")) == ("lpt-npg", 12, False)
     )
+    runs = [
+        r | dict(folder=ROOT / "results/why")
+        for r in read_records(ROOT / "results" / smollm2, with_logits=True)
+    ]
+    best = estimate_contrast(runs, "lpt layer=0", "lpt-npg layer=15")
     expected = {at_input, half_way, fine_tuning, generated[0], *probes, lora, speed}
+    expected |= {abs(best[key]) for key in ("effect", "low", "high")}
     stated = {float(number) for number in re.findall(r"\d+\.\d", advice)}
     assert stated == {round(number, 1) for number in expected}
     losses = round(half_way - last), round(generated[0] - generated[-1])

@@ -228,7 +228,8 @@ def check_same_settings(
     if len(settings) > 1:
         raise UserError(
             f"the records have {len(settings)} different settings ({', '.join(columns)}: "
-            f"{settings.values.tolist()!s:.500}), but {requirement}: select the records of one setting."
+            f"{settings.values.tolist()!s:.500}), but {requirement}: select the records of one "
+            "setting."
         )
 
 

@@ -457,6 +457,13 @@ MATCHED_PLACES: tuple[MatchedPlace, ...] = (
         )
         for layer in (15, 24, 29)
     ),
+    MatchedPlace(
+        NO_HEAD,
+        "1 layer above",
+        "lpt-npg layer=29",
+        "lpt layer=29",
+        "why/layers-subj-k1000-600.jsonl",
+    ),
     *(
         MatchedPlace(NO_WORD, "3,000 steps", *_LATE, f"why/toy-{task}-tiny.jsonl")
         for task in ("two-domains", "two-domains-order")
@@ -579,7 +586,11 @@ def draw_matched_places(
             axis.plot(row.paper, y, "D", color="black", fillstyle="none", markersize=5.5)
             if group == NO_HEAD:
                 axis.annotate(
-                    row.setting, (row.high + 0.9, y), fontsize=9.5, va="center", color="0.2"
+                    f"{row.setting}, {row.tasks}",
+                    (row.high + 0.9, y),
+                    fontsize=9.5,
+                    va="center",
+                    color="0.2",
                 )
             y -= 1
         ticks.append((start + y + 1) / 2)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.families.family import register_family
+from idp_tutorial.utils.checks import UserError
 
 __all__ = ["RobertaBackbone"]
 
@@ -22,6 +23,11 @@ class RobertaBackbone(Backbone):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        if self.base.embeddings.padding_idx is None:
+            raise UserError(
+                f"backbone {self.name!r}: its config has no pad_token_id, from which the positions "
+                f"of a {self.config.model_type!r} model are counted: set it, RoBERTa's is 1."
+            )
         self.pad_position: int = self.base.embeddings.padding_idx
         self.max_tokens -= self.pad_position + 1
 

@@ -103,6 +103,8 @@ def test_a_number_that_is_none_is_refused(field, value, tmp_path):
     cannot_load(tmp_path, f"has {field}={value}, and needs a")
     change_config(tmp_path, **{field: 0.1, "pad_token_id": -5})
     cannot_load(tmp_path, "has pad_token_id=-5, and needs a token id")
+    change_config(tmp_path, pad_token_id=None)
+    cannot_load(tmp_path, "its config has no pad_token_id")
 
 
 def test_a_longest_text_that_is_no_number_is_refused(tmp_path):

@@ -40,12 +40,12 @@ from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
 from idp_tutorial.methods.key_value_prompt import KeyValuePrompt
 from idp_tutorial.methods.lpt import PoolingPromptGenerator, lpt_plan
+from idp_tutorial.methods.npg import NaivePromptGenerator
 from idp_tutorial.methods.p_tuning_v2 import deep_prompt_plan
 from idp_tutorial.methods.phm import count_phm_parameters
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
 from idp_tutorial.methods.soft_prompt import SoftPrompt
-from idp_tutorial.methods.state_generator import NaivePromptGenerator
 from idp_tutorial.reproduction.efficiency.cost_model import step_cost
 from idp_tutorial.reproduction.efficiency.parameter_counts import count_method_parameters
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
@@ -128,7 +129,6 @@ def fit_linear_model(
 def _small_fits() -> Iterator[None]:
     """Fit with one thread of BLAS: with two, a fit of small matrices takes three times as long."""
     from sklearn.exceptions import ConvergenceWarning
-    from threadpoolctl import threadpool_limits
 
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore", ConvergenceWarning)  # the result says it

@@ -24,6 +24,8 @@ Modules:
 - `lpt`: Late prompt tuning: insert the prompt half-way, generated from the hidden states there.
 - `method_registry`: The registry `METHODS`: what a method is, its options, and facts such as its
   learning rates.
+- `npg`: NPG of late prompt tuning: let the prompt enter half-way, and generate it from a hidden
+  state there.
 - `p_tuning`: `ReparameterizedPrompt`: a static prompt that a small network computes from a trained
   table.
 - `p_tuning_v2`: P-tuning v2: a trainable prompt for every layer, inserted in three different ways.
@@ -39,8 +41,6 @@ Modules:
   vectors.
 - `soft_prompt`: Prompt tuning: trainable prompt vectors in front of the input, the same for every
   example.
-- `state_generator`: NPG of late prompt tuning: let the prompt enter half-way, and generate it from
-  a hidden state there.
 - `text_init`: Initialise a static prompt from a text: from its word vectors, or from its keys and
   values.
 - `token_attention`: ID-SPAM: attention weights the words, and a small network turns their mean into

@@ -17,7 +17,7 @@ from typing import ClassVar
 from ..utils.batch import require
 from ..utils.checks import UserError, check_choice
 from .soft_prompt import SoftPrompt
-from .state_generator import NaivePromptGenerator
+from .npg import NaivePromptGenerator
 from ..core.backbone import Backbone
 from ..core.context import Context
 from ..core.steps import Insert, PromptSource, Step

@@ -23,8 +23,8 @@ from idp_tutorial.methods.lpt import (
     adaptive_pool,
     lpt_plan,
 )
+from idp_tutorial.methods.npg import NaivePromptGenerator
 from idp_tutorial.methods.soft_prompt import SoftPrompt
-from idp_tutorial.methods.state_generator import NaivePromptGenerator
 
 backbone = cache(small.backbone)  # built once a family
 

@@ -21,8 +21,8 @@ from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.idpg_multilayer import multilayer_idpg_plan
+from idp_tutorial.methods.npg import NaivePromptGenerator
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector, sentence_vector
-from idp_tutorial.methods.state_generator import NaivePromptGenerator
 from idp_tutorial.training import cache as caches
 from idp_tutorial.training.cache import (
     attach_cached_states,

@@ -33,7 +33,7 @@ from ...methods.lpt import PoolingPromptGenerator, lpt_plan
 from ...methods.p_tuning_v2 import deep_prompt_plan
 from ...methods.prompt_tuning import prompt_plan
 from ...methods.soft_prompt import SoftPrompt
-from ...methods.state_generator import NaivePromptGenerator
+from ...methods.npg import NaivePromptGenerator
 from ...methods.backbone_edits import train_biases
 from ...backbones.load import FULL_SCALE_CONFIGS, load_backbone
 from ...core.heads import ClassificationHead

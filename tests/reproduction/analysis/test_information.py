@@ -12,8 +12,8 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.core.steps import Insert, KeyValue, Replace
 from idp_tutorial.methods.lpt import lpt_plan
+from idp_tutorial.methods.npg import NaivePromptGenerator
 from idp_tutorial.methods.soft_prompt import SoftPrompt
-from idp_tutorial.methods.state_generator import NaivePromptGenerator
 from idp_tutorial.reproduction.analysis import information
 from idp_tutorial.reproduction.analysis.information import (
     StateProbe,

@@ -5,7 +5,7 @@ import torch
 from small import FAMILY, backbone, batch_of
 
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.methods.state_generator import NaivePromptGenerator
+from idp_tutorial.methods.npg import NaivePromptGenerator
 
 
 @pytest.mark.parametrize("family", FAMILY)

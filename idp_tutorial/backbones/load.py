@@ -409,6 +409,10 @@ def silence_transformers() -> Iterator[None]:
 
 def _find_backbone(name: str, verify: bool = True) -> tuple[Path | None, str, str | None]:
     """Return the folder of `find_local_backbone`, the folder or hub name, and the revision."""
+    if any(len(part.encode()) > 255 for part in Path(name).parts):  # no file system has it
+        raise UserError(
+            f"backbone {name!r:.80}… has {len(name):,} characters: give a shorter name."
+        )
     base_name, revision = (name, None) if Path(name).is_dir() else split_revision(name)
     local_folder = find_local_backbone(base_name, verify)
     path_or_hub_name = str(local_folder or BACKBONE_HUB_NAMES.get(base_name, base_name))

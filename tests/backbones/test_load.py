@@ -94,6 +94,13 @@ def test_a_negative_size_is_refused(field, tmp_path):
     cannot_load(tmp_path, f"has {field}=-1, and needs a number that is not negative")
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a/" + "x" * 300])
+def test_a_name_that_no_file_can_have_is_refused(name):
+    with pytest.raises(UserError, match=f"has {len(name):,} characters") as refused:
+        load_backbone(name)
+    assert len(str(refused.value)) < 200
+
+
 @pytest.mark.parametrize(
     "field,value", [("hidden_dropout_prob", float("nan")), ("layer_norm_eps", float("inf"))]
 )

@@ -69,7 +69,7 @@ def arguments(name, folder):
     if name == "reproduce":
         options = [
             "--table=lpt-2",
-            "--methods=prompt-tuning",
+            "--methods=lpt",
             "--tasks=sst2",
             "--seeds=1",
             "--steps=2",

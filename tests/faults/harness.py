@@ -171,9 +171,8 @@ def start(work, folder, faults=None):
         if f.kind == "count" and f.position < 0:  # `operations` needs the number
             (Path(folder).parent / "operations").write_text(str(f.n))
         code = 0
-    except REFUSALS:
-        code = 2
-    except Exception:
+    except Exception as e:
+        code = 2 if isinstance(e, REFUSALS) else code
         (Path(folder).parent / "error").write_text(traceback.format_exc())
     finally:
         os._exit(code)

@@ -68,8 +68,9 @@ def arguments(name, folder):
         ]
     if name == "reproduce":
         options = [
-            "--table=lpt-2",
-            "--methods=lpt",
+            "--table=idpg-1",
+            "--scale=full",  # the small one draws more rows than there are
+            "--methods=prompt-tuning",
             "--tasks=sst2",
             "--seeds=1",
             "--steps=2",

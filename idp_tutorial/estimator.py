@@ -393,7 +393,7 @@ class PromptEstimator(BaseEstimator):
             raise DivergenceError(trials.error)
         experiment, self.model_ = trials.trained
         experiment.start_time = start_time
-        self.log_ = trials.log
+        self.log_ = replace(trials.log, validation_outputs=None)  # small when it is pickled
         self.config_ = experiment.cfg
         self.cut_share_ = self.log_.cut_texts / len(task.splits["train"])
         record = experiment.score(self.model_, self.log_, score_test=False)

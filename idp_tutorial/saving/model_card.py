@@ -15,9 +15,10 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.backbones.fetch import BACKBONE_SOURCES
 from idp_tutorial.backbones.load import BACKBONE_HUB_NAMES
-from idp_tutorial.data.task import TEXT_COLUMNS
+from idp_tutorial.data.task import TEXT_COLUMNS, Task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.saving.descriptions import PROMPT_MODEL_FORMAT, parse_run
 
@@ -49,11 +50,13 @@ def _measured_scores(record: dict) -> list[tuple[str, float, int]]:
 
 
 def _card_metadata(
-    description: dict[str, Any], record: dict | None, licence: str | None
+    task: Task,
+    cfg: RunConfig,
+    backbone: dict[str, Any],  # its part of the description
+    record: dict | None,
+    licence: str | None,
 ) -> ModelCardData:
     """Return the metadata that the hub reads."""
-    task, cfg = parse_run(description)
-    backbone = description["backbone"]
     base_model = BACKBONE_HUB_NAMES.get(backbone["name"], backbone["name"])
     name = task.name
     kind = "text-generation" if task.is_generation else "text-classification"
@@ -109,13 +112,12 @@ def _score_table(record: dict | None, controls: Sequence[dict]) -> str:
     return "\n".join(lines)
 
 
-def _loading_instructions(location: Path | str, description: dict[str, Any]) -> str:
+def _loading_instructions(location: Path | str, description: dict[str, Any], task: Task) -> str:
     if description["format"] == PROMPT_MODEL_FORMAT:
         return f"""```python
 from idp_tutorial.huggingface import PromptModel
 model = PromptModel.from_pretrained(hf_model, {str(location)!r})  # around a Hugging Face model
 ```"""
-    task, _ = parse_run(description)
     is_local = description["backbone"].get("local")
     row = dict.fromkeys(TEXT_COLUMNS[: 1 + task.pair], "…")
     bb = ", 'THE FOLDER OF THE BACKBONE'" if is_local else ""
@@ -170,7 +172,7 @@ def build_model_card(
         f"{cfg.method} on {task.name}": f"Predicts {labels} for {texts}.",
         "Scores": _score_table(record, controls),
         "Requirements": _requirements_text(description),
-        "Usage": _loading_instructions(location, description),
+        "Usage": _loading_instructions(location, description, task),
         "Method": f"{method}:\n\n{formulas}\n{params}",
         "Licence": licence or "The author has not chosen a licence: ask before you use the model.",
     }
@@ -178,6 +180,5 @@ def build_model_card(
         f"{'##' if i else '#'} {name}\n\n{section}"
         for i, (name, section) in enumerate(parts.items())
     )
-    return ModelCard(
-        f"---\n{_card_metadata(description, record, licence).to_yaml()}\n---\n\n{text}\n"
-    )
+    metadata = _card_metadata(task, cfg, description["backbone"], record, licence)
+    return ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}\n")

@@ -590,7 +590,7 @@ def crossing() -> Picture:
     scores = {method: read_crossing(method) for method in CROSSING_METHODS}
     static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
     last = max(static)
-    title = f"At the end, a static prompt loses {static[0] - static[last]:.0f} points"
+    title = "Late in the model, only a generated prompt holds"
     probe = read_json_lines("results/claims/controls-smollm2.jsonl", "probe")
     probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
     shapes: list[Shape] = [
@@ -615,7 +615,7 @@ def crossing() -> Picture:
         Text(
             10,
             top - 10,
-            "layers above the prompt; bar: the backward pass",
+            "number of layers above the prompt; bar: layers of the backward pass",
             "note",
             "start",
         )
@@ -630,8 +630,8 @@ def crossing() -> Picture:
     generated = {layer: statistics.mean(values) for layer, values in scores["lpt-npg"].items()}
     alt = (
         f"The fewer frozen layers are left above a static prompt, the less it scores, from "
-        f"{static[0]:.0f} % to {static[last]:.0f} %, while a generated prompt stays at "
-        f"{min(generated.values()):.0f} to {max(generated.values()):.0f} %."
+        f"{static[0]:.1f} % to {static[last]:.1f} %, while a generated prompt stays at "
+        f"{min(generated.values()):.1f} to {max(generated.values()):.1f} %."
     )
     return Picture(shapes, 424, top + 54, title, alt)
 

@@ -21,7 +21,7 @@ from idp_tutorial.cli.main import COMMAND_NAMES, load_command
 from idp_tutorial.minimal import NPG
 from idp_tutorial.runs.statistics import estimate_contrast
 from idp_tutorial.utils.records import read_records
-from results.depth.who_reads import mechanism_table
+from results.depth.who_reads import contrast_by_depth, mechanism_table, read_depth_records
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE_PATH = re.compile(r"(?<![\w.~$}\])/])/(?:home|root|work|tmp|Users)/[\w.-]+")
@@ -449,7 +449,7 @@ def test_the_front_page_states_stored_scores():
     controls = [f"claims/controls-{model}.jsonl" for model in ("smollm2", "minilm")]
     probes = [mean_of(file, "probe", task="trec") for file in controls]
     lora = mean_of(minilm, "lora", task="trec")
-    advice = read_readme().split("## Use it when")[1].split("\n## ")[0]
+    advice = read_readme().split("## What to use when")[1].split("\n## ")[0]
     (speed,) = (
         r["ratio"]
         for r in read_records(ROOT / "results/speed/bench-roberta-large.jsonl")
@@ -464,8 +464,10 @@ def test_the_front_page_states_stored_scores():
     expected |= {abs(best[key]) for key in ("effect", "low", "high")}
     stated = {float(number) for number in re.findall(r"\d+\.\d", advice)}
     assert stated == {round(number, 1) for number in expected}
-    losses = round(half_way - last), round(generated[0] - generated[-1])
-    assert losses == (23, 3)  # as the front page says
+    caption = read_readme().split("crossing.svg)")[1].split("```")[0]
+    expected = {at_input, last, generated[0], generated[-1], probes[0]}
+    stated = {float(number) for number in re.findall(r"\d+\.\d", caption)}
+    assert stated == {round(number, 1) for number in expected}
     (reader,) = (
         r
         for r in mechanism_table(
@@ -474,6 +476,20 @@ def test_the_front_page_states_stored_scores():
         if (r.method, r.layer) == ("lpt-npg", 7)
     )
     assert (round(reader.follows_prompt), round(reader.follows_text)) == (86, 3)
+
+
+def test_the_first_paragraph_states_stored_differences():
+    introduction = read_readme().split("![")[0]
+    stated = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d", introduction)]
+    by_layers_above = {}
+    for task in ("trec-600", "subj-k1000-600"):
+        records = read_depth_records(ROOT / f"results/why/layers-{task}.jsonl")
+        for row in contrast_by_depth(records).itertuples():
+            by_layers_above[task[:4], row.layers_above] = row.effect, row.low, row.high
+    assert stated == [round(value, 1) for value in by_layers_above["trec", 15]]
+    for place in (("trec", 1), ("trec", 6), ("subj", 1)):
+        effect, low, high = (f"{value:.0f}" for value in by_layers_above[place])
+        assert re.search(rf"\b{effect}\b[^.]*\b{low} to {high}\)", introduction)
 
 
 def test_the_front_page_prints_the_stored_comparison(capsys, monkeypatch):

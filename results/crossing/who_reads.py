@@ -63,7 +63,7 @@ def describe(scores: Scores, controls: Mapping[str, float]) -> str:
         lesson = "In this run, generating the prompt gained less than ten points: train longer."
     else:
         lesson = (
-            "Somebody has to read the text: the frozen layers above the prompt, or those below it "
+            "Something has to read the text: the frozen layers above the prompt, or those below it "
             "and a small network."
         )
     best = max(controls, key=lambda name: controls[name])

@@ -134,7 +134,7 @@ def estimate_slope(
     static: str = "lpt",
     layers: Sequence[int] | None = None,  # None: all that both methods have but 0
 ) -> dict[str, Any] | None:  # None: fewer than two layers with a shared seed
-    """Estimate by how many points generated minus static grows with each frozen layer less above.
+    """Estimate by how many points generated minus static grows with each frozen layer fewer above.
 
     The slope of least squares is a weighted sum of the layers' differences, so each seed and text
     has a slope of its own; `paired_bootstrap` resamples both. The result has its keys, and the

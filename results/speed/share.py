@@ -129,6 +129,7 @@ def main() -> None:
     parser.add_argument("--data", help="folder of tasks, for TREC (default: synthetic questions)")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--texts", type=int, default=N_ANSWERS, help="number of texts to predict")
+    parser.add_argument("--commands", nargs="+", default=("train", "predict", "compare"))
     parser.add_argument("--out", type=Path, help="file of the records")
     args = parser.parse_args()
     load = measure_load()
@@ -151,9 +152,11 @@ def main() -> None:
         table = str(folder / "task")
         commands["idp compare", "six methods"] = ["compare", table, *shared, *compared, *length]
         for (name, method), arguments in commands.items():
+            if arguments[0] not in args.commands:
+                continue
             measured = measure(arguments, folder)
             record = dict(name=name, method=method, backbone=args.backbone, load=load)
-            record |= inputs | measured
+            record |= inputs | dict(epochs=args.epochs) | measured
             print(json.dumps(record), flush=True)
             if args.out:
                 with args.out.open("a", encoding="utf-8") as file:

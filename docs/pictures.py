@@ -590,7 +590,7 @@ def crossing() -> Picture:
     scores = {method: read_crossing(method) for method in CROSSING_METHODS}
     static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
     last = max(static)
-    title = "Late in the model, only a generated prompt holds"
+    title = "Late, only a generated prompt keeps its score"
     probe = read_json_lines("results/claims/controls-smollm2.jsonl", "probe")
     probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
     shapes: list[Shape] = [
@@ -607,15 +607,15 @@ def crossing() -> Picture:
     for method, kinds in CROSSING_METHODS.items():
         shapes += _draw_curve(scores[method], *kinds, x, y)
     shapes += [
-        Text(x(22.5), y(75), "the same prompt for every text", "static-name", "end"),
-        Text(x(29), y(96), "a prompt generated from the text", "generated-name", "end"),
+        Text(x(22.5), y(75), "static: the same prompt for every text", "static-name", "end"),
+        Text(x(29), y(96), "generated: a prompt of its own for each text", "generated-name", "end"),
     ]
     top = y(60) + 34
     shapes.append(
         Text(
             10,
             top - 10,
-            "number of layers above the prompt; bar: layers of the backward pass",
+            "layers above the prompt, and in the backward pass",
             "note",
             "start",
         )

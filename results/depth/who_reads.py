@@ -21,12 +21,14 @@ from scipy.stats import t as student_t
 
 from idp_tutorial.runs.logits import has_logits
 from idp_tutorial.runs.statistics import paired_bootstrap, per_example_scores
+from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
 
 __all__ = [
     "read_depth_records",
     "select_chosen_runs",
     "contrast_by_depth",
+    "contrast_with_control",
     "estimate_slope",
     "contrast_by_step",
     "READER_MEASUREMENTS",
@@ -126,6 +128,35 @@ def contrast_by_depth(
         rows.append(row | dict(runs=len(differences)))
     columns = ["layer", "layers_above", "generated", "static", "effect", "low", "high", "p", "runs"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def contrast_with_control(
+    records: Sequence[dict],  # from `read_depth_records`, of one task and backbone
+    controls: Path | str,  # JSONL file with a record of the control, and its logits beside it
+    control: str = "probe",  # method without a prompt, whose fit does not depend on the seed
+    generated: str = "lpt-npg",
+) -> pd.DataFrame:
+    """Return generated minus a control for each layer, paired by test text.
+
+    The columns are layer, layers_above, control (its score), effect, low, high and p. Raises:
+    `UserError` if the file has no finished run of the control on the task.
+    """
+    task = records[0]["task"]
+    runs = [r for r in read_records(controls) if (r["method"], r["task"]) == (control, task)]
+    if not runs:
+        raise UserError(f"{controls} has no run of {control!r} on {task!r}: run it first.")
+    of_control = per_example_scores(runs[0], Path(controls).parent)
+    rows = []
+    for (method, layer), seeds in select_chosen_runs(records).items():
+        if method == generated:
+            scores = [per_example_scores(r, r["folder"]) for r in seeds.values() if "logits" in r]
+            values = np.stack(scores) - of_control
+            estimate = paired_bootstrap(values, np.zeros_like(values))
+            above = next(iter(seeds.values()))["n_layers"] - layer
+            row = dict(layer=layer, layers_above=above, control=float(of_control.mean()))
+            rows.append(row | {k: float(estimate[k]) for k in ("effect", "low", "high", "p")})
+    columns = ["layer", "layers_above", "control", "effect", "low", "high", "p"]
+    return pd.DataFrame(rows, columns=columns).sort_values("layer", ignore_index=True)
 
 
 def estimate_slope(

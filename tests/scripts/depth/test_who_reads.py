@@ -8,9 +8,11 @@ import pytest
 from claim_records import record
 
 from idp_tutorial.runs.logits import write_run_arrays
+from idp_tutorial.utils.checks import UserError
 from results.depth.who_reads import (
     contrast_by_depth,
     contrast_by_step,
+    contrast_with_control,
     estimate_slope,
     mechanism_table,
     read_depth_records,
@@ -161,3 +163,17 @@ def test_the_stored_runs_of_smollm2_give_the_numbers_of_the_pages():
     assert slope["layers"] == [15, 24, 29] and slope["p"] < 0.01 and slope["low"] > 0.5
     steps = contrast_by_step(records, 15).set_index("step").effect.round(1)
     assert steps[[240, 360, 480, 600]].tolist() == [6.6, 4.5, 2.9, 1.9]
+
+
+def test_a_generated_prompt_is_compared_with_a_control(tmp_path, runs):
+    probe = write_run(tmp_path, "probe", None, 0, N // 2)
+    controls = tmp_path / "controls.jsonl"
+    controls.write_text(json.dumps(probe) + "\n")
+    table = contrast_with_control(runs, controls)
+    by_depth = contrast_by_depth(runs).set_index("layer")
+    assert table.layer.tolist() == by_depth.index.tolist() and (table.control == 50).all()
+    expected = by_depth.generated - 50
+    assert table.effect.tolist() == pytest.approx(expected.tolist())
+    assert ((table.low <= table.effect) & (table.effect <= table.high)).all()
+    with pytest.raises(UserError, match="has no run of 'words'"):
+        contrast_with_control(runs, controls, "words")

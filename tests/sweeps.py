@@ -3,10 +3,10 @@
 from small import small_task
 
 from idp_tutorial.assembly.config import RunConfig
-from idp_tutorial.reproduction.analysis.layer_sweep import sweep_prompt_layer
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import build_record
 from idp_tutorial.training.fit import TrainLog
+from results.depth.layer_sweep import sweep_prompt_layer
 
 
 def pretend(monkeypatch, crash_after=None):

@@ -32,8 +32,8 @@ def _validate(
     """Check everything that can be checked before training, and return the task."""
     from idp_tutorial.data.task import require_classes
     from idp_tutorial.data.tasks import load_config_task
-    from idp_tutorial.reproduction.analysis.layer_sweep import plan_layer_sweep
     from idp_tutorial.runs.compare import dry_run_comparison
+    from results.depth.layer_sweep import plan_layer_sweep
 
     options.refuse_unread(methods, base)
     dry_run_comparison(methods, base, options.seeds, options.out)
@@ -49,12 +49,8 @@ def _print_tables(
 ) -> None:
     """Print the tables of a sweep, and which of its runs diverged."""
     from idp_tutorial.methods.all_methods import late_prompt_methods
-    from idp_tutorial.reproduction.analysis.layer_sweep import (
-        depth_profile_table,
-        layer_choice_regret,
-        sweep_table,
-    )
     from idp_tutorial.runs.tables import select_finished
+    from results.depth.layer_sweep import depth_profile_table, layer_choice_regret, sweep_table
 
     if not select_finished(records):
         raise DivergenceError(records[0]["message"])
@@ -73,10 +69,7 @@ def _probe_information(
 ) -> None:
     """Measure the information in every layer of models trained with `lpt`."""
     from idp_tutorial.methods.all_methods import METHODS
-    from idp_tutorial.reproduction.analysis.layer_sweep import (
-        measure_information_curves,
-        sweep_file,
-    )
+    from results.depth.layer_sweep import measure_information_curves, sweep_file
 
     layer_learning_rates = {
         r["layer"]: r["lr"] for r in records if r["method"] == "lpt" and r["lr"]
@@ -120,14 +113,14 @@ def sweep_command(options: SweepOptions, base: Any) -> None:
     require_packages("matplotlib")
     import matplotlib
 
-    from idp_tutorial.reproduction.analysis.layer_choice import try_choose_layer
-    from idp_tutorial.reproduction.analysis.layer_sweep import (
+    from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate
+    from idp_tutorial.utils.durable_files import file_lock
+    from results.depth.layer_sweep import (
         plan_layer_sweep,
         sweep_file,
         sweep_prompt_layer,
+        try_choose_layer,
     )
-    from idp_tutorial.runs.learning_rate_search import choose_head_learning_rate
-    from idp_tutorial.utils.durable_files import file_lock
 
     matplotlib.use("Agg")
     probe_cfg = ProbeConfig(options.probe_depth, options.probe_width, steps=options.probe_steps)

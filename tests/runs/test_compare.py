@@ -17,7 +17,6 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.core.planned_model import trained_state
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.reproduction.analysis.layer_sweep import sweep_table
 from idp_tutorial.runs import compare as comparison
 from idp_tutorial.runs.compare import (
     choose_backbone,
@@ -41,6 +40,7 @@ from idp_tutorial.training.fit import TrainingRun
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, save_tensors
+from results.depth.layer_sweep import sweep_table
 
 
 def test_every_method_is_tuned_alike(cfg, fakes):

@@ -4,7 +4,6 @@ Modules:
 
 - `information`: Lower bounds on the information about the label in frozen hidden states.
 - `layer_choice`: Choose a prompt layer from one pass through the frozen model, before any training.
-- `layer_sweep`: Train a method at every layer with several seeds: LPT's pilot experiments.
 - `paper_figures`: Measurements for figures of the papers: LPT's Figure 6, and IDPG's Figures 4, 5
   and 8.
 - `probes`: Linear classifiers on frozen hidden states at every layer: accuracy, and information in

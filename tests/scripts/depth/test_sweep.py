@@ -14,13 +14,11 @@ from results.depth.sweep import sweep_command
 
 pytestmark = pytest.mark.usefixtures("small_splits")
 
-LIB = "idp_tutorial.reproduction.analysis."
+LIB = "results.depth.layer_sweep."
 
 
 def choose_at_once(monkeypatch):
-    monkeypatch.setattr(
-        LIB + "layer_choice.choose_prompt_layer", lambda *a, **kw: dict(layer=1, seconds=1.0)
-    )
+    monkeypatch.setattr(LIB + "choose_prompt_layer", lambda *a, **kw: dict(layer=1, seconds=1.0))
 
 
 def test_the_command(small_sentiment, tmp_path, capsys):
@@ -74,7 +72,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     def curves(cfg, task, layers, seeds, lrs, out, **size):
         seen.update(method=cfg.method, seeds=seeds, lrs=lrs, out=out.name, size=ProbeConfig(**size))
 
-    monkeypatch.setattr(LIB + "layer_sweep.measure_information_curves", curves)
+    monkeypatch.setattr(LIB + "measure_information_curves", curves)
     sweep_command(
         task="sentiment",
         methods="lpt,lpt-npg",
@@ -88,7 +86,7 @@ def test_the_command_probes_with_the_sweeps_rates(monkeypatch, tmp_path):
     )
     kinds = []
     monkeypatch.setattr(
-        LIB + "layer_sweep.sweep_prompt_layer",
+        LIB + "sweep_prompt_layer",
         lambda names, cfg, *a, **kw: kinds.append(cfg.cache) or swept(),
     )
     for kind in ("none", "hidden"):
@@ -304,7 +302,7 @@ def test_the_command_trains_on_the_sample_of_its_options(monkeypatch, small_fold
     monkeypatch.setattr("idp_tutorial.runs.compare.dry_run_comparison", lambda *a: None)
     tasks = []
     monkeypatch.setattr(
-        LIB + "layer_sweep.sweep_prompt_layer",
+        LIB + "sweep_prompt_layer",
         lambda methods, base, layers, seeds, tune, file, task, *a: (
             tasks.append(task) or fake([60, 63])
         ),

@@ -15,6 +15,9 @@ that general, or a property of one model? The questions become three functions o
 a sweep, and are tested on synthetic records with known results. The results of the stored
 sweeps are in the lab: depth.
 
+A layer that is chosen without training (`analysis.layer_choice`) is stored in a file beside the
+sweep, with the settings, weights and data that it was chosen for.
+
 A wiggly line always suggests a hump. So the criterion is numerical: does the mean of the middle
 third of the layers exceed the first *and* the last layer by more than two standard errors of
 that difference?
@@ -32,6 +35,7 @@ data and probe. If a run was killed within a curve, only the missing layers are 
 
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -41,15 +45,19 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
+from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options
 from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS, late_prompt_methods
+from idp_tutorial.methods.method_registry import PromptConfig
 from idp_tutorial.reproduction.analysis.information import probe_layers
-from idp_tutorial.reproduction.analysis.layer_choice import choice_matches_sweep
+from idp_tutorial.reproduction.analysis.layer_choice import choose_prompt_layer
 from idp_tutorial.runs.compare import choose_method_config, run_seeds
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import describe_lr_selection
@@ -62,7 +70,7 @@ from idp_tutorial.utils.checks import (
     check_name,
 )
 from idp_tutorial.utils.durable_files import file_lock
-from idp_tutorial.utils.records import config_to_record, read_existing_records
+from idp_tutorial.utils.records import collect_provenance, config_to_record, read_existing_records
 
 __all__ = [
     "check_single_sweep",
@@ -71,11 +79,14 @@ __all__ = [
     "sweep_table",
     "sweep_file",
     "depth_profile_table",
+    "choice_matches_sweep",
+    "load_or_choose_layer",
+    "try_choose_layer",
     "layer_choice_regret",
     "measure_information_curves",
 ]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger(f"idp_tutorial.{__name__}")  # whose messages commands print
 
 _VARYING_FIELDS = {  # the fields in which records of one sweep may differ
     "method",
@@ -322,6 +333,89 @@ def depth_profile_table(
             )
         )
     return pd.DataFrame(rows)
+
+
+_MATCHED_SETTINGS = (  # settings of a sweep that a choice is made for
+    "task",
+    "backbone",
+    "data",
+    "shots",
+    "split_seed",
+    "head",
+    "prompt_length",
+    "max_len",
+    "split_sizes",
+)
+
+
+def _comparable_field(record: dict, name: str) -> Any:
+    """Return a field of a record, or its default; of a backbone the last part of its path."""
+    value = record.get(name, getattr(RunOptions, name, None))
+    return Path(str(value)).name if name == "backbone" else value
+
+
+def choice_matches_sweep(
+    choice: dict,  # from `choose_prompt_layer`, with the settings of the command
+    record: dict,  # a record of a sweep
+) -> bool:
+    """Return whether a choice was made for a sweep; settings that it lacks are not compared."""
+    names = [*_MATCHED_SETTINGS]
+    if record.get("head") == "verbalizer":
+        names.append("template")
+    return all(
+        _comparable_field(choice, name) == _comparable_field(record, name)
+        for name in names
+        if name in choice
+    )
+
+
+def load_or_choose_layer(
+    cfg: RunOptions,  # settings of the sweep
+    task: Task,  # with its splits
+    out: Path,  # JSONL file of choices
+) -> dict:  # record of `choose_prompt_layer`
+    """Return the last choice in a file for this sweep, weights and data, or append a new one."""
+    bb = load_config_backbone(cfg)
+    options: dict[str, Any] = dict(
+        head=cfg.head,
+        prompt_length=cfg.get("prompt_length", PromptConfig.prompt_length),
+        max_len=cfg.max_len,
+        template=cfg.template if cfg.head == "verbalizer" else None,
+    )
+    digests = dict(weights=backbone_id(bb), data=task.digest())
+
+    def choose() -> dict:
+        """Choose a layer, and return the record of the choice."""
+        started = time.perf_counter()
+        bb.model.to("cuda" if cfg.device == "auto" and torch.cuda.is_available() else "cpu")
+        choice = choose_prompt_layer(bb, task, **options)
+        settings = config_to_record(cfg)
+        choice |= {name: settings[name] for name in ("backbone", "data", "shots", "split_seed")}
+        provenance = collect_provenance(started, torch.get_num_threads())
+        return {**choice, "split_sizes": task.split_sizes(), "provenance": provenance}
+
+    fingerprint = dict(task=task.name, **options, digests=digests)
+    return RunStore(out).get_or_run(fingerprint, choose)
+
+
+def try_choose_layer(
+    methods: Sequence[str],  # keys of `METHODS`
+    cfg: RunOptions,  # settings of the sweep
+    task: Task,  # with its splits
+    out: Path,  # JSONL file of choices
+) -> dict | None:  # None: no late method, or a task without a choice (regression, few examples)
+    """Load or choose a layer if a method has one; log the reason where no choice is possible.
+
+    Raises: `UserError` if a line of the file is damaged.
+    """
+    if not set(methods) & set(late_prompt_methods()):
+        return None
+    read_existing_records(out)  # a damaged file must raise, and not be taken for a missing choice
+    try:
+        return load_or_choose_layer(cfg, task, out)
+    except ValueError as e:
+        logger.info(f"No layer is chosen without training: {e}")
+        return None
 
 
 def layer_choice_regret(

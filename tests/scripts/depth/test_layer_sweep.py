@@ -2,14 +2,18 @@
 
 Summaries of a sweep: its profile over layers, score and cost, and the regret of a choice.
 
+The file of a choice: which sweep, weights and data it is for.
+
 Information curves: three prompt layers, different settings, and files that are extended.
 """
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 from small import config, refused, setting, small_task
 from sweeps import BASE, HUMP, SETTINGS, TASK, fake, pretend, swept
 
@@ -17,23 +21,26 @@ from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunConfig, RunOptions
 from idp_tutorial.backbones import load as backbone_loading
 from idp_tutorial.backbones.load import load_backbone
+from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.reproduction.analysis import layer_sweep as module
-from idp_tutorial.reproduction.analysis.layer_choice import choice_matches_sweep
-from idp_tutorial.reproduction.analysis.layer_sweep import (
-    check_single_sweep,
-    depth_profile_table,
-    layer_choice_regret,
-    measure_information_curves,
-    sweep_file,
-    sweep_prompt_layer,
-    sweep_table,
-)
 from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
+from results.depth import layer_sweep as module
+from results.depth.layer_sweep import (
+    check_single_sweep,
+    choice_matches_sweep,
+    depth_profile_table,
+    layer_choice_regret,
+    load_or_choose_layer,
+    measure_information_curves,
+    sweep_file,
+    sweep_prompt_layer,
+    sweep_table,
+    try_choose_layer,
+)
 
 
 def test_sweep_runs_every_layer_and_seed_once(monkeypatch):
@@ -362,6 +369,110 @@ def test_regret():
 )
 def test_what_is_refused_of_sweep_summaries(make, words):
     refused(make, *words)
+
+
+def test_choice_matches_only_its_prompt_length():
+    assert choice_matches_sweep(dict(layer=4, prompt_length=10), HUMP[0]) and choice_matches_sweep(
+        dict(layer=4), HUMP[0]
+    )
+    assert not choice_matches_sweep(dict(layer=4, prompt_length=20), HUMP[0])
+
+
+def test_a_choice_is_for_its_settings(monkeypatch, tmp_path):
+    """A stored choice with digests is used for the same length, head and data only."""
+    chosen = []
+    out = tmp_path / "choice.jsonl"
+
+    def choose(bb, task, head, prompt_length, max_len, template):
+        chosen.append((head, prompt_length, max_len))
+        return dict(
+            layer=len(chosen),
+            head=head,
+            prompt_length=prompt_length,
+            max_len=max_len,
+            template=template,
+            seconds=1.0,
+        )
+
+    monkeypatch.setattr(module, "choose_prompt_layer", choose)
+
+    def layer(task=TASK, **kw):
+        return load_or_choose_layer(replace(BASE, **kw), task, out)["layer"]
+
+    got = [
+        layer(),
+        layer(),
+        layer(prompt_length=3),
+        layer(prompt_length=3, max_len=64),
+        layer(prompt_length=3, head="verbalizer"),
+        layer(small_task(train=32)),
+        layer(prompt_length=3),
+        layer(lr=0.5),
+        layer(prompt_length=3, head="verbalizer", template="paper"),
+    ]
+    assert got == [1, 1, 2, 3, 4, 5, 2, 1, 6]
+    assert len(chosen) == 6
+    assert [
+        (r["prompt_length"], r["max_len"], r["split_sizes"]["train"]) for r in read_records(out)
+    ] == [(10, 128, 64), (3, 128, 64), (3, 64, 64), (3, 128, 64), (10, 128, 32), (3, 128, 64)]
+    assert all(
+        r["provenance"]["command"] and r["provenance"]["started_at"] for r in read_records(out)
+    )
+    old = dict(task="sentiment", head="classification", layer=17, seconds=1.0)
+    out.write_text(json.dumps(old) + "\n")
+    assert [layer(), layer(prompt_length=3), layer()] == [7, 8, 7]
+    assert choice_matches_sweep(
+        read_records(out)[0], HUMP[0] | dict(task="sentiment")
+    )  # a page may show it
+    out.write_text('{"task": \n')  # damaged: an error, and no sweep without a choice
+    with pytest.raises(ValueError, match="line 1 is not a record"):
+        try_choose_layer(["lpt"], BASE, TASK, out)
+
+
+def test_a_choice_of_other_weights_or_rows_is_another(small_folder, monkeypatch, tmp_path):
+    """The contents of weights and data decide, not the names of folders."""
+    chosen = []
+    out = tmp_path / "choice.jsonl"
+
+    def choose(bb, task, *a, **kw):
+        chosen.append(1)
+        return dict(layer=len(chosen), seconds=1.0)
+
+    monkeypatch.setattr(module, "choose_prompt_layer", choose)
+    for folder in "abc":
+        shutil.copytree(
+            small_folder, tmp_path / folder / "bb", ignore=shutil.ignore_patterns("SHA256SUMS")
+        )
+    weights = safetensors.torch.load_file(tmp_path / "c" / "bb" / "model.safetensors")
+    name = next(k for k in weights if "word_embeddings" in k)
+    changed = {**weights, name: weights[name] + 1}
+    safetensors.torch.save_file(
+        changed, tmp_path / "c" / "bb" / "model.safetensors", {"format": "pt"}
+    )
+    turned = replace(
+        TASK,
+        splits={
+            s: [{**r, "label": 1 - r["label"]} for r in rows] for s, rows in TASK.splits.items()
+        },
+    )
+
+    def layer(folder, task=TASK):
+        return load_or_choose_layer(
+            replace(BASE, backbone=str(tmp_path / folder / "bb")), task, out
+        )["layer"]
+
+    assert [layer("a"), layer("b"), layer("c"), layer("a", turned), layer("b"), layer("c")] == [
+        1,
+        1,
+        2,
+        3,
+        1,
+        2,
+    ]
+    r = read_records(out)[0]
+    assert r["digests"] == dict(
+        weights=backbone_id(load_backbone(str(small_folder))), data=TASK.digest()
+    )
 
 
 @pytest.fixture

@@ -20,10 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # for the scripts beside the records
 
 from idp_tutorial.assembly.config import RunConfig, RunOptions, recorded_option
-from idp_tutorial.cli.reproduce import ReproduceOptions, figure_options
 from idp_tutorial.methods.all_methods import methods_with_head
 from idp_tutorial.methods.method_registry import ALL_METHODS, CONTROL_METHODS
-from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS, plan_figure_runs
 from idp_tutorial.reproduction.efficiency.cost_model import (
     LPT_BACKBONE_LAYERS,
     LPT_BACKBONE_WIDTHS,
@@ -51,6 +49,8 @@ from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.digests import asset_path
 from idp_tutorial.utils.records import config_fingerprint, read_existing_records
 from results import split_command
+from results.figures.paper_figures import plan_figure_runs
+from results.figures.run import FiguresOptions, figure_options
 from results.speed.bench import BenchOptions
 from results.speed.timing import list_benchmark_variants
 from results.supplement.run import supplement_command
@@ -226,15 +226,6 @@ def estimate_table(
     return add_works(works)
 
 
-def estimate_figure(name: str) -> Work:
-    """Return the work of a figure that has an experiment of its own, at scale `full`."""
-    base = figure_options(ReproduceOptions(table=name, scale="full"), None)
-    plan = plan_figure_runs(name, base)
-    return add_works(
-        [Work(1, training_hours(cfg, count_steps(cfg), 1), estimate_memory(cfg)) for cfg in plan]
-    )
-
-
 def read_options(command: str) -> dict[str, str]:
     """Return the options of a command as text."""
     return dict(re.findall(r"--(\w+) ([^-\s]\S*)", command))
@@ -305,12 +296,20 @@ def estimate_bench(options: dict[str, str]) -> Work:
 
 def estimate_reproduce(options: dict[str, str]) -> Work:
     """Return the work of `idp reproduce`."""
-    if options["table"] in FIGURE_EXPERIMENTS:
-        return estimate_figure(options["table"])
     methods, tasks = (
         options[name].split(",") if name in options else None for name in ("methods", "tasks")
     )
     return estimate_table(options["table"], options.get("backbone"), methods, tasks)
+
+
+def estimate_figures(options: dict[str, str]) -> Work:
+    """Return the work of `results/figures/run.py` at scale `full`."""
+    name = options["figure"]
+    base = figure_options(FiguresOptions(figure=name, scale="full"), None)
+    plan = plan_figure_runs(name, base)
+    return add_works(
+        [Work(1, training_hours(cfg, count_steps(cfg), 1), estimate_memory(cfg)) for cfg in plan]
+    )
 
 
 ESTIMATES = {
@@ -320,6 +319,7 @@ ESTIMATES = {
     "supplement": estimate_supplement,
     "bench": estimate_bench,
     "reproduce": estimate_reproduce,
+    "figures": estimate_figures,
 }
 
 

@@ -98,7 +98,10 @@ def test_estimates_of_commands():
     # the table of one backbone costs what its plan costs
     part = "idp reproduce --table lpt-4 --scale full --tasks rte --backbone gpt2-large"
     assert page.estimate_command(part) == page.estimate_table("lpt-4", "gpt2-large", None, ["rte"])
-    assert page.estimate_command("idp reproduce --table idpg-f4 --scale full").runs == 5
+    assert (
+        page.estimate_command("python -m results.figures.run --figure idpg-f4 --scale full").runs
+        == 5
+    )
 
 
 # ---- records of this project

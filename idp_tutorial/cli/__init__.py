@@ -10,7 +10,7 @@ Modules:
 - `params`: The command `idp params`: trained parameters of every method, and the published counts.
 - `predict`: The command `idp predict`: one prediction for each text of a file, with a saved prompt.
 - `progress`: Lines of progress, for a log file or another stream that is not a terminal.
-- `reproduce`: The command `idp reproduce`: run a published table or figure and compare the scores.
+- `reproduce`: The command `idp reproduce`: run a published table and compare the scores.
 - `run_options`: The options of runs as a command line needs them, read from a file and not from the
   classes.
 - `serve`: The command `idp serve`: predictions for many tasks with one backbone, in mixed batches.

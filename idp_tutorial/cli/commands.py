@@ -362,16 +362,12 @@ def refuse_given(
     options: CommandOptions,
     names: str,  # names of options, with spaces between them
     reason: str,  # why they are not used, such as 'without probe'
-    base: Any = None,  # the `RunOptions` that were given, if some of the names are theirs
 ) -> None:
     """Refuse an option that was given but has no effect.
 
     Raises: `UserError` with the reason.
     """
     given = _given_options(options)
-    if base:
-        declared = declared_options(type(options))
-        given |= {n: v for n, v in base.to_dict().items() if v and n not in declared}
     for name in names.split():
         if name in given:
             raise UserError(f"{name}={given[name]} is not used {reason}: leave it out.")

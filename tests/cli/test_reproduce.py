@@ -1,42 +1,8 @@
-"""`idp reproduce`: figures from the command line."""
+"""`idp reproduce`: plans, and figures that are not its own."""
 
 import pytest
-from small import small_task
 
 from idp_tutorial.cli.reproduce import reproduce_command
-from idp_tutorial.reproduction.analysis import paper_figures as figures
-from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
-from idp_tutorial.runs.conclusions import has_enough_runs
-
-
-@pytest.mark.parametrize("name", FIGURE_EXPERIMENTS)
-def test_a_figure_writes_a_record_for_each_method(
-    name, monkeypatch, small_folder, tmp_path, capsys
-):
-    """A second call runs nothing."""
-    bundled = dict(subj="questions", stsb="similarity", mnli="entailment", mrpc="entailment")
-    monkeypatch.setattr(figures, "load_config_task", lambda cfg: small_task(bundled[cfg.task]))
-    for _ in range(2):
-        reproduce_command(
-            table=name, backbone=str(small_folder), out=str(tmp_path), steps=1, seeds=1
-        )
-        monkeypatch.setattr(figures, "_run_and_record", lambda *a: pytest.fail("run again"))
-    lines = (tmp_path / f"{name}.jsonl").read_text().splitlines()
-    assert len(lines) == len(FIGURE_EXPERIMENTS[name][1]) and capsys.readouterr().out.count(
-        "seed 0"
-    ) == 2 * len(lines)
-
-
-def test_the_plan_of_a_figure_is_printed_and_nothing_is_trained(tmp_path, capsys):
-    for name, (method, tasks, _) in FIGURE_EXPERIMENTS.items():
-        for scale, model in (("small", "minilm"), ("full", "roberta-large")):
-            reproduce_command(table=name, plan=True, scale=scale, seeds=2, out=str(tmp_path / "a"))
-            lines = capsys.readouterr().out.splitlines()
-            assert len(lines) == len(tasks) * (2 if method else 1)
-            assert all(line.startswith(model) for line in lines)
-            if method and scale == "full":
-                assert all("epochs" in line for line in lines)
-    assert not (tmp_path / "a").exists()
 
 
 def test_full_states_what_it_does_not_search(capsys):
@@ -46,24 +12,8 @@ def test_full_states_what_it_does_not_search(capsys):
     assert "batch_size 16, 32, 64 (here 32)" in words and "layer 1 to 23" in words
 
 
-def test_a_figure_has_enough_seeds_for_a_verdict(monkeypatch, small_folder, tmp_path):
-    seed_counts = []
-    monkeypatch.setattr(
-        figures, "reproduce_figure", lambda name, base, seeds, file: seed_counts.append(seeds) or []
-    )
-    reproduce_command(table="lpt-f6", backbone=str(small_folder), out=str(tmp_path))
-    assert seed_counts == [5] and has_enough_runs(dict(runs=5))
-
-
-@pytest.mark.parametrize(
-    "options,message",
-    [
-        (dict(table="lpt-f6", seeds=0), "seeds must be at least 1, got 0"),
-        (dict(table="lpt-f6", steps=0), "steps must be at least 1, got 0"),
-        (dict(table="lpt-f6", glove="g.txt"), "glove=g.txt is not used by the figure lpt-f6"),
-    ],
-)
-def test_an_option_that_would_have_no_effect_is_refused(options, message, tmp_path, capsys):
+@pytest.mark.parametrize("name", ["lpt-f6", "idpg-f5"])
+def test_a_figure_without_scores_names_its_script(name, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        reproduce_command(out=str(tmp_path / "out"), **options)
-    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+        reproduce_command(table=name, out=str(tmp_path / "out"))
+    assert f"Run: python -m results.figures.run --figure {name}" in capsys.readouterr().err

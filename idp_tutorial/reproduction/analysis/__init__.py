@@ -4,8 +4,6 @@ Modules:
 
 - `information`: Lower bounds on the information about the label in frozen hidden states.
 - `layer_choice`: Choose a prompt layer from one pass through the frozen model, before any training.
-- `paper_figures`: Measurements for figures of the papers: LPT's Figure 6, and IDPG's Figures 4, 5
-  and 8.
 - `probes`: Linear classifiers on frozen hidden states at every layer: accuracy, and information in
   bits.
 - `prompt_swaps`: Give an example the prompt that was generated for another one, and compare the

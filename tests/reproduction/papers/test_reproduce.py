@@ -6,15 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from small import backbone, config, model_of, small_task
+from small import small_task
 
 from idp_tutorial.backbones.sizes import FULL_SCALE_CONFIGS
 from idp_tutorial.data.tasks import TASKS
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import CONTROL_METHODS
-from idp_tutorial.reproduction.analysis import paper_figures as figures
-from idp_tutorial.reproduction.analysis.paper_figures import FIGURE_EXPERIMENTS
 from idp_tutorial.reproduction.papers import protocols as P
 from idp_tutorial.reproduction.papers import reproduce as R
 from idp_tutorial.reproduction.papers.protocols import (
@@ -116,7 +113,7 @@ def test_the_command_of_a_table_can_be_parsed(row):
             # ID-SPAM's LPT has a bottleneck of 256
             assert ("lpt-npg" in o["methods"]) == ("--bottleneck 256" in one)
             assert o["methods"] == "lpt-npg" or "lpt-npg" not in o["methods"]
-        if name == "reproduce" and o["table"] not in FIGURE_EXPERIMENTS:
+        if name == "reproduce":
             part = [o[name] and o[name].split(",") for name in ("methods", "tasks")]
             plan = R.plan_table_runs(o["table"], o["scale"], o["backbone"], None, *part)
             assert bool(o["glove"]) == ("m-idpg-phm-glove" in {c.method for c in plan})
@@ -189,37 +186,6 @@ def test_a_table_that_cannot_run_creates_no_folder(kw, request, tmp_path):
     with pytest.raises((ValueError, OSError), match="no-"):
         R.reproduce_table("lpt-2", **{"backbone": "tiny", **kw}, out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_ranking_puts_similar_pairs_first():
-    """Pairs of equal sentences come first."""
-    task = small_task("similarity")
-    bb = backbone()
-    texts = [r["sentence1"] for r in task.splits["train"][:8]]
-    rows = [dict(sentence1=t, sentence2=t, label=5.0) for t in texts[:4]]
-    rows += [dict(sentence1=t, sentence2="no", label=0.0) for t in texts[4:]]
-    model = model_of("head-only", bb, task)
-    cosines = figures.pair_cosines(model, task, rows, config())
-    similar = torch.arange(8) < 4
-    assert [figures.precision_at_n(cosines, similar, n) for n in (4, 8)] == [100.0, 50.0]
-
-
-def test_the_bootstrap_error_of_a_difference_of_precisions():
-    """For independent rankings it is that of two means of 100 answers; for equal ones it is 0."""
-    g = torch.Generator().manual_seed(1)
-    a, b = torch.rand(2, 1000, generator=g)
-    similar = torch.rand(1000, generator=g) < 0.4
-    assert figures.bootstrap_precision_error(a, a, similar, 100) == 0
-    assert (
-        abs(
-            figures.bootstrap_precision_error(a, b, similar, 100)
-            - 100 * (2 * 0.4 * 0.6 / 100) ** 0.5
-        )
-        < 1
-    )
-    assert figures.bootstrap_precision_error(
-        a, b, similar, 100
-    ) == figures.bootstrap_precision_error(a, b, similar, 100)
 
 
 def values(runs, *names):
@@ -564,17 +530,3 @@ def test_invalid_numbers_and_names_are_refused(kw, tmp_path):
     with pytest.raises(ValueError, match="at least 1|did you mean"):
         R.reproduce_table("lpt-2", backbone="tiny", **kw, out=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_figure_uses_the_sample_that_its_config_states(monkeypatch, small_folder):
-    loaded = []
-    monkeypatch.setattr(
-        figures, "load_config_task", lambda cfg: loaded.append(cfg) or small_task("questions")
-    )
-    base = config(
-        backbone=str(small_folder), shots=8, split_seed=3, stratified=False, lr=1e-4, steps=1
-    )
-    (r,) = figures.reproduce_figure("lpt-f6", base, 1)
-    (cfg,) = loaded
-    assert (cfg.task, cfg.data, cfg.shots) == ("subj", None, 8) and r["lr"] == 1e-4
-    assert (cfg.split_seed, cfg.stratified) == (3, False)

@@ -1,14 +1,15 @@
-"""Records of figures: their provenance, and records of other data or weights."""
+"""Figures: what they measure, the provenance of their records, and other data or weights."""
 
 import json
 
 import pytest
-from small import config, small_task
+import torch
+from small import backbone, config, model_of, small_task
 
-from idp_tutorial.reproduction.analysis import paper_figures
 from idp_tutorial.runs import record as run_records
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import SCHEMA_VERSION, read_records
+from results.figures import paper_figures
 
 
 @pytest.fixture
@@ -112,3 +113,48 @@ def test_a_figure_whose_run_diverges_leaves_a_record(drawn, monkeypatch):
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         call(seeds=1)
     assert len(ran) == 2
+
+
+def test_a_ranking_puts_similar_pairs_first():
+    """Pairs of equal sentences come first."""
+    task = small_task("similarity")
+    bb = backbone()
+    texts = [r["sentence1"] for r in task.splits["train"][:8]]
+    rows = [dict(sentence1=t, sentence2=t, label=5.0) for t in texts[:4]]
+    rows += [dict(sentence1=t, sentence2="no", label=0.0) for t in texts[4:]]
+    model = model_of("head-only", bb, task)
+    cosines = paper_figures.pair_cosines(model, task, rows, config())
+    similar = torch.arange(8) < 4
+    assert [paper_figures.precision_at_n(cosines, similar, n) for n in (4, 8)] == [100.0, 50.0]
+
+
+def test_the_bootstrap_error_of_a_difference_of_precisions():
+    """For independent rankings it is that of two means of 100 answers; for equal ones it is 0."""
+    g = torch.Generator().manual_seed(1)
+    a, b = torch.rand(2, 1000, generator=g)
+    similar = torch.rand(1000, generator=g) < 0.4
+    assert paper_figures.bootstrap_precision_error(a, a, similar, 100) == 0
+    assert (
+        abs(
+            paper_figures.bootstrap_precision_error(a, b, similar, 100)
+            - 100 * (2 * 0.4 * 0.6 / 100) ** 0.5
+        )
+        < 1
+    )
+    assert paper_figures.bootstrap_precision_error(
+        a, b, similar, 100
+    ) == paper_figures.bootstrap_precision_error(a, b, similar, 100)
+
+
+def test_a_figure_uses_the_sample_that_its_config_states(monkeypatch, small_folder):
+    loaded = []
+    monkeypatch.setattr(
+        paper_figures, "load_config_task", lambda cfg: loaded.append(cfg) or small_task("questions")
+    )
+    base = config(
+        backbone=str(small_folder), shots=8, split_seed=3, stratified=False, lr=1e-4, steps=1
+    )
+    (r,) = paper_figures.reproduce_figure("lpt-f6", base, 1)
+    (cfg,) = loaded
+    assert (cfg.task, cfg.data, cfg.shots) == ("subj", None, 8) and r["lr"] == 1e-4
+    assert (cfg.split_seed, cfg.stratified) == (3, False)

@@ -463,7 +463,6 @@ NO_TEST_FILE = {
     "families.modernbert": "every family in turn: families/test_families.py",
     "families.mpnet": "every family in turn: families/test_families.py",
     "families.t5": "every family in turn: families/test_families.py",
-    "assembly.probe_config": "three numbers: reproduction/analysis/test_information.py",
     "data.config": "options of tables, which data/test_user_data.py reads",
     "serving.limits": "numbers, which the server applies: serving/test_server.py",
 }

@@ -20,13 +20,13 @@ from small import (
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.phm import PHMLinear
-from idp_tutorial.reproduction.analysis.information import probe_layers, states_by_layer
 from idp_tutorial.reproduction.analysis.layer_choice import choose_prompt_layer
 from idp_tutorial.runs.experiment import run_experiment
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
 from idp_tutorial.serving.multitask import MultiTaskModel, TaskModel
 from idp_tutorial.training.evaluation import predict
 from idp_tutorial.training.fit import fit
+from results.depth.information import probe_layers, states_by_layer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
 HEADS = ("classification", "verbalizer")

@@ -10,7 +10,6 @@ Modules:
   network.
 - `probe`: Fit the best linear model of frozen hidden states, over layers, poolings and
   regularisation.
-- `probe_config`: The options of a probe of hidden states, which `reproduction.analysis` reads.
 """
 
 import lazy_loader

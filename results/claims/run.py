@@ -27,7 +27,6 @@ from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import TASKS, load_config_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.reproduction.analysis.prompt_swaps import evaluate_prompt_swaps
 from idp_tutorial.runs.compare import compare_methods
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.learning_rate_search import train_at_learning_rate, try_learning_rates
@@ -37,6 +36,7 @@ from idp_tutorial.runs.statistics import adjust_p_values_holm, estimate_contrast
 from idp_tutorial.utils.checks import Range, check_name
 from idp_tutorial.utils.process import handle_messages
 from idp_tutorial.utils.records import append_record, read_existing_records, read_records
+from results.claims.prompt_swaps import evaluate_prompt_swaps
 from results.supplement.supplementary_training import run_supplementary_training
 
 CONTROLS = ["majority", "probe", "side-network"]

@@ -25,8 +25,8 @@ that difference?
 Information curves are measured above a prompt that was trained at one of a few layers. LPT's
 Figure 2, right: with the prompt in the middle, information about the label grows through
 the layers above it; with the prompt at either end it "collapses". The measurement is defined
-in `analysis.information`; it is applied to trained models, with a few prompt layers and several
-seeds.
+in `results.depth.information`; it is applied to trained models, with a few prompt layers and
+several seeds.
 
 A curve is complete if the file has every layer of it, measured with the same configuration,
 data and probe. If a run was killed within a curve, only the missing layers are probed.
@@ -49,14 +49,12 @@ import torch
 
 from idp_tutorial.assembly.build import load_config_backbone
 from idp_tutorial.assembly.config import RunConfig, RunOptions, general_options
-from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.backbone import backbone_id
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS, late_prompt_methods
 from idp_tutorial.methods.method_registry import PromptConfig
-from idp_tutorial.reproduction.analysis.information import probe_layers
 from idp_tutorial.reproduction.analysis.layer_choice import choose_prompt_layer
 from idp_tutorial.runs.compare import choose_method_config, run_seeds
 from idp_tutorial.runs.experiment import Experiment
@@ -71,6 +69,8 @@ from idp_tutorial.utils.checks import (
 )
 from idp_tutorial.utils.durable_files import file_lock
 from idp_tutorial.utils.records import collect_provenance, config_to_record, read_existing_records
+from results.depth.information import probe_layers
+from results.depth.probe_config import ProbeConfig
 
 __all__ = [
     "check_single_sweep",

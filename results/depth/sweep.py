@@ -11,7 +11,6 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
-from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.cli.commands import (
     ComparisonOptions,
     TableOptions,
@@ -22,6 +21,7 @@ from idp_tutorial.cli.commands import (
 )
 from idp_tutorial.utils.checks import DivergenceError, require_packages
 from idp_tutorial.utils.process import handle_messages
+from results.depth.probe_config import ProbeConfig
 
 __all__ = ["SweepOptions", "sweep_command"]
 

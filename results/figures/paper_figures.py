@@ -26,7 +26,6 @@ from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.data.task import Task
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.reproduction.analysis.prompt_swaps import collect_prompts
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import RunStore, build_record, make_fingerprint
 from idp_tutorial.runs.tables import select_finished
@@ -34,6 +33,7 @@ from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_model, encode_rows
 from idp_tutorial.utils.checks import DivergenceError, check_name
 from idp_tutorial.utils.durable_files import file_lock
+from results.claims.prompt_swaps import collect_prompts
 
 __all__ = [
     "MeasureFunction",

@@ -236,8 +236,7 @@ def test_a_closed_pipe_is_not_an_error():
 def test_modules_of_commands_import_little():
     """They import the standard library and light modules; functions import the rest."""
     light = {"utils.checks", "utils.durable_files", "utils.options", "utils.process"}
-    light |= {"assembly.probe_config", "data.config"}
-    light |= {"runs.defaults", "serving.limits"}
+    light |= {"data.config", "runs.defaults", "serving.limits"}
     for path in COMMAND_MODULES.glob("[a-z]*.py"):
         for n in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(n, ast.ImportFrom) and n.module.startswith("idp_tutorial."):

@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from small import FAMILY, refused, same, setting, small_task
+from small import FAMILY, refused, same, setting
 
 from idp_tutorial.reproduction.analysis.probes import (
     compute_label_entropy,
-    fit_linear_probes,
     fit_softmax_regression,
     layer_features,
     linear_probe_bits,
@@ -77,14 +76,6 @@ def test_bits_of_a_linear_probe():
         (
             lambda: linear_probe_bits(torch.randn(9, 2), torch.zeros(9).long(), 2),
             ["1 distinct label", "two labels"],
-        ),
-        (
-            lambda: fit_linear_probes(setting()[0], small_task("similarity")),
-            ["regression", "needs one class for each row"],
-        ),
-        (
-            lambda: fit_linear_probes(setting()[0], small_task("in-short")),
-            ["texts", "needs one class for each row"],
         ),
     ],
 )

@@ -5,11 +5,11 @@ import json
 import pytest
 from sweeps import fake, pretend, swept
 
-from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.data.tasks import TASKS, load_task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.utils.records import read_records
+from results.depth.probe_config import ProbeConfig
 from results.depth.sweep import sweep_command
 
 pytestmark = pytest.mark.usefixtures("small_splits")

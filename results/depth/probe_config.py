@@ -1,4 +1,4 @@
-"""The options of a probe of hidden states, which `reproduction.analysis` reads."""
+"""The options of a probe of hidden states, which `results.depth.information` reads."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -7,13 +7,13 @@ import torch
 from small import cached_backbone, config, model_of, same, small_task
 
 from idp_tutorial.core.planned_model import PlannedModel
-from idp_tutorial.reproduction.analysis.prompt_swaps import (
+from idp_tutorial.training.evaluation import predict_logits
+from idp_tutorial.training.examples import encode_for_evaluation
+from results.claims.prompt_swaps import (
     collect_prompts,
     evaluate_prompt_swaps,
     predict_with_prompts,
 )
-from idp_tutorial.training.evaluation import predict_logits
-from idp_tutorial.training.examples import encode_for_evaluation
 
 
 @pytest.mark.parametrize("method", ["s-idpg-phm", "m-idpg-phm", "lpt-npg", "id-spam"])

@@ -6,7 +6,6 @@ import pytest
 import torch
 from small import FAMILY, batch_of, refused, same, setting, small_task
 
-from idp_tutorial.assembly.probe_config import ProbeConfig
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.planned_model import PlannedModel
@@ -14,13 +13,14 @@ from idp_tutorial.core.steps import Insert, KeyValue, Replace
 from idp_tutorial.methods.lpt import lpt_plan
 from idp_tutorial.methods.npg import NaivePromptGenerator
 from idp_tutorial.methods.soft_prompt import SoftPrompt
-from idp_tutorial.reproduction.analysis import information
-from idp_tutorial.reproduction.analysis.information import (
+from results.depth import information
+from results.depth.information import (
     StateProbe,
     mutual_information,
     probe_layers,
     states_by_layer,
 )
+from results.depth.probe_config import ProbeConfig
 
 
 def channel(n, eps, seed, d=8):

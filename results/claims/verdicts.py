@@ -30,12 +30,6 @@ from idp_tutorial.reproduction.papers.protocols import (
     select_paper_learning_rates,
 )
 from idp_tutorial.reproduction.papers.published_scores import TASK_NAMES, load_published_scores
-from idp_tutorial.runs.conclusions import (
-    EQUIVALENCE_MARGIN,
-    VERDICT_MEANINGS,
-    decide_verdict,
-    has_enough_runs,
-)
 from idp_tutorial.runs.statistics import (
     PAIRED_INTERVAL,
     SETTING_FIELDS,
@@ -47,6 +41,12 @@ from idp_tutorial.runs.statistics import (
 from idp_tutorial.utils.checks import UserError, check_choice
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import parse_conditions, read_records, select_records
+from results.claims.decision import (
+    EQUIVALENCE_MARGIN,
+    VERDICT_MEANINGS,
+    decide_verdict,
+    has_enough_runs,
+)
 from results.claims.statements import (
     AVERAGE,
     check_statement,

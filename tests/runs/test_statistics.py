@@ -8,7 +8,6 @@ from claim_records import record
 from scipy.stats import ttest_1samp
 
 from idp_tutorial.runs import statistics
-from idp_tutorial.runs.conclusions import decide_verdict, has_enough_runs
 from idp_tutorial.runs.logits import write_run_arrays
 from idp_tutorial.runs.statistics import (
     adjust_p_values_holm,
@@ -17,6 +16,7 @@ from idp_tutorial.runs.statistics import (
     per_example_scores,
 )
 from idp_tutorial.utils.checks import UserError
+from results.claims.decision import decide_verdict, has_enough_runs
 
 
 def test_the_interval_contains_zero_without_an_effect_and_excludes_it_with_one():

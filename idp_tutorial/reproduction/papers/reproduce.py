@@ -77,7 +77,7 @@ def choose_seed_count(
 ) -> int:
     """Return the number of seeds: 2 for a task that has several splits, else 5.
 
-    These are the numbers that `has_enough_runs` asks for.
+    These are the numbers that a verdict on a claim needs (`results/claims/decision.py`).
     """
     tasks_with_splits = {c.task for c in planned_runs if c.split_seed}
     return requested_seeds or (2 if cfg.task in tasks_with_splits else 5)

@@ -23,10 +23,10 @@ from idp_tutorial.reproduction.papers.published_scores import (
     load_published_scores,
     load_published_tables,
 )
-from idp_tutorial.runs.conclusions import has_enough_runs
 from idp_tutorial.runs.logits import write_run_arrays
 from idp_tutorial.utils.checks import MissingFileError
 from results import find_command, split_command
+from results.claims.decision import has_enough_runs
 
 TABLES = load_published_tables()
 

@@ -10,7 +10,6 @@ import pytest
 from claim_records import record
 
 from idp_tutorial.data.metrics import compute_metric
-from idp_tutorial.runs.conclusions import decide_verdict
 from idp_tutorial.runs.logits import write_run_arrays
 from idp_tutorial.runs.statistics import (
     correlation_by_example,
@@ -22,6 +21,7 @@ from idp_tutorial.runs.statistics import (
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
 from results.claims import verdicts
+from results.claims.decision import decide_verdict
 from results.claims.statements import STATEMENT_CHECKS, printed_differences
 from results.claims.verdicts import (
     CLAIM_COLUMNS,

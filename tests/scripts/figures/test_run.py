@@ -3,7 +3,7 @@
 import pytest
 from small import small_task
 
-from idp_tutorial.runs.conclusions import has_enough_runs
+from results.claims.decision import has_enough_runs
 from results.figures import paper_figures
 from results.figures.paper_figures import FIGURE_EXPERIMENTS
 from results.figures.run import figures_command

@@ -49,7 +49,6 @@ SUBPACKAGES = {  # what each subpackage contains; a module imports only from sub
     "analysis": "What the hidden states and the prompts contain.",
     "efficiency": "Parameters, time and memory of a method.",
     "reproduction": "Helpers of the course.",
-    "testing": "Parity checks and small models, for a new family.",
 }
 FIRST_NOTEBOOKS = ("index", "what_works")
 NOTEBOOK_FOLDERS = [  # in reading order

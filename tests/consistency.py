@@ -5,19 +5,19 @@ prompts of several lengths in one batch.
 """
 
 import torch
+from parity import max_abs_difference
+from small_models import (
+    EQUAL_LENGTHS,
+    RAGGED_LENGTHS,
+    random_batch,
+    random_prompt,
+)
 
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.core.single_position import run_for_position
 from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
-from idp_tutorial.testing.parity import max_abs_difference
-from idp_tutorial.testing.small_models import (
-    EQUAL_LENGTHS,
-    RAGGED_LENGTHS,
-    random_batch,
-    random_prompt,
-)
 
 
 def iterate_step_kinds(bb):

@@ -31,7 +31,6 @@ ORDER = [
     ["top", "huggingface", "serving"],
     ["cli"],
     ["reproduction"],
-    ["testing"],
 ]
 LEVEL = {package: i for i, packages in enumerate(ORDER) for package in packages}
 # large or optional libraries that a function may import when it is called

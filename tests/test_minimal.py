@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import random_batch, small_backbone
 
 from idp_tutorial import minimal
 from idp_tutorial.assembly.config import RunConfig
@@ -17,7 +18,6 @@ from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.testing.small_models import random_batch, small_backbone
 
 SOURCE = Path(minimal.__file__).read_text(encoding="utf-8")
 TINY = Path(minimal.__file__).parent / "assets/tiny"

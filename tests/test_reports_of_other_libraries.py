@@ -8,12 +8,12 @@ import pytest
 import torch
 import transformers
 from small import backbone
+from small_models import SMALL_CONFIGS, random_batch
 from torch import nn
 
 import idp_tutorial
 from idp_tutorial import PromptClassifier, PromptModel, get_prompt_model
 from idp_tutorial.families.family import resolve_attention
-from idp_tutorial.testing.small_models import SMALL_CONFIGS, random_batch
 from idp_tutorial.utils.checks import UserError
 
 TEXTS = [f"the {a} {b}" for a in ("red", "blue", "old", "new") for b in ("door", "cup", "tree")]

@@ -1,7 +1,7 @@
 """One module for each family of Hugging Face models: how to embed, mask and run a layer.
 
 Importing the package registers all families in `FAMILIES`. A class declares what its family
-supports; `testing.parity` compares it with the library's own forward pass. Begin with
+supports; `tests/parity.py` compares it with the library's own forward pass. Begin with
 `families.family`.
 
 Modules:

@@ -14,6 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from small import backbone, batch_of, model_of, refused, toy_tokenizer
 from small_layers import MODELS, SMALL
+from small_models import (
+    SMALL_CONFIGS,
+    attention_implementations,
+    small_backbone,
+)
 from transformers import (
     AutoModelForSequenceClassification,
     RobertaConfig,
@@ -33,11 +38,6 @@ from idp_tutorial.backbones.load import (
     load_backbone,
 )
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.testing.small_models import (
-    SMALL_CONFIGS,
-    attention_implementations,
-    small_backbone,
-)
 from idp_tutorial.utils.checks import UserError
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from parity import library_hidden_states, max_abs_difference
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import RunOptions
@@ -11,7 +12,6 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.planned_model import count_parameters
 from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.tasks import TASKS
-from idp_tutorial.testing.parity import library_hidden_states, max_abs_difference
 
 KERAS = "github.com/keras-team/keras-hub, keras_hub/src/models/*/*_presets.py"
 README = "github.com/microsoft/DeBERTa, README: backbone parameters, in millions"

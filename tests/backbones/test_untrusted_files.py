@@ -7,10 +7,10 @@ import zipfile
 import pytest
 import torch
 from small import refused, toy_tokenizer
+from small_models import small_backbone
 
 from idp_tutorial.backbones import untrusted_files
 from idp_tutorial.backbones.load import load_backbone
-from idp_tutorial.testing.small_models import small_backbone
 from idp_tutorial.utils.checks import UserError
 
 

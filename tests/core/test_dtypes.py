@@ -7,6 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from small import config, small_task
+from small_models import (
+    SMALL_CONFIGS,
+    attention_implementations,
+    random_batch,
+    small_backbone,
+)
 from torch import nn
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
@@ -21,12 +27,6 @@ from idp_tutorial.core.dtypes import (
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.runs.experiment import Experiment, run_experiment, train_and_save
 from idp_tutorial.saving.prompt_files import from_pretrained
-from idp_tutorial.testing.small_models import (
-    SMALL_CONFIGS,
-    attention_implementations,
-    random_batch,
-    small_backbone,
-)
 from idp_tutorial.utils.checks import UserError
 
 

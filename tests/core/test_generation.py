@@ -6,6 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 from small import backbone, config, small_task
+from small_models import (
+    SMALL_CONFIGS,
+    attention_implementations,
+    small_backbone,
+)
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.backbones.fetch import find_fetched_backbone
@@ -18,11 +23,6 @@ from idp_tutorial.core.steps import Insert
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.testing.small_models import (
-    SMALL_CONFIGS,
-    attention_implementations,
-    small_backbone,
-)
 from idp_tutorial.training.evaluation import generate, generate_answers
 from idp_tutorial.training.fit import fit
 

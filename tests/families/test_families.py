@@ -3,20 +3,12 @@
 import pytest
 import torch
 from consistency import iterate_step_kinds, measure_consistency, single_step_plan
-from torch import nn
-
-from idp_tutorial.core.context import INPUT
-from idp_tutorial.core.dtypes import cast_weights
-from idp_tutorial.core.loop import run_layers
-from idp_tutorial.core.single_position import run_for_position
-from idp_tutorial.core.steps import KeyValue
-from idp_tutorial.methods.adapters import add_adapters, add_lora
-from idp_tutorial.testing.parity import (
+from parity import (
     library_hidden_states,
     max_abs_difference,
     measure_parity,
 )
-from idp_tutorial.testing.small_models import (
+from small_models import (
     RAGGED_LENGTHS,
     SMALL_CONFIGS,
     attention_implementations,
@@ -24,11 +16,24 @@ from idp_tutorial.testing.small_models import (
     random_prompt,
     small_backbone,
 )
+from torch import nn
+
+from idp_tutorial.core.context import INPUT
+from idp_tutorial.core.dtypes import cast_weights
+from idp_tutorial.core.loop import run_layers
+from idp_tutorial.core.single_position import run_for_position
+from idp_tutorial.core.steps import KeyValue
+from idp_tutorial.families.family import FAMILIES
+from idp_tutorial.methods.adapters import add_adapters, add_lora
 
 ALL = [(name, attn) for name in SMALL_CONFIGS for attn in attention_implementations(name)]
 ONE = [(name, attention_implementations(name)[0]) for name in SMALL_CONFIGS]
 each = pytest.mark.parametrize("name,attn", ALL)
 each_once = pytest.mark.parametrize("name,attn", ONE)
+
+
+def test_every_family_has_a_small_model():
+    assert {n.partition(",")[0] for n in SMALL_CONFIGS} == set(FAMILIES) and len(FAMILIES) == 19
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 """Grouped-query attention."""
 
 import torch
-
-from idp_tutorial.testing.small_models import (
+from small_models import (
     small_backbone,
 )
 

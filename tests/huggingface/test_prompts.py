@@ -5,12 +5,12 @@ import torch
 import transformers
 from prompt_models import CLASSES, model_object, state_of, tokens
 from small import backbone, batch_of, model_of, same, small_task
+from small_models import SMALL_CONFIGS, random_batch
 
 from idp_tutorial import get_prompt_model
 from idp_tutorial.core.planned_model import restore_state
 from idp_tutorial.families.family import resolve_attention
 from idp_tutorial.huggingface.files import prompt_tensors
-from idp_tutorial.testing.small_models import SMALL_CONFIGS, random_batch
 from idp_tutorial.utils.checks import UserError
 
 WITH_CLASSIFIER = [name for name in SMALL_CONFIGS if not name.startswith("t5")]

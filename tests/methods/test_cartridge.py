@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from small_models import random_batch, small_backbone
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.planned_model import PlannedModel, count_parameters, trained_state
 from idp_tutorial.methods.cartridge import CartridgeKeyValues
-from idp_tutorial.testing.small_models import random_batch, small_backbone
 from idp_tutorial.utils.checks import UserError
 
 peft = pytest.importorskip("peft")

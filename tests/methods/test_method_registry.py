@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 from small import small_task
+from small_models import small_backbone
 
 from idp_tutorial.assembly.build import build_model
 from idp_tutorial.assembly.config import (
@@ -12,7 +13,6 @@ from idp_tutorial.assembly.config import (
 )
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import LatePromptConfig, PromptConfig, register
-from idp_tutorial.testing.small_models import small_backbone
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import config_to_record
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from peft import PrefixTuningConfig, get_peft_model
 from small import backbone, batch_of, one, refused, same
+from small_models import small_backbone
 from torch import nn
 
 from idp_tutorial.backbones.load import load_backbone
@@ -22,7 +23,6 @@ from idp_tutorial.methods.key_value_prompt import KeyValuePrompt
 from idp_tutorial.methods.p_tuning_v2 import _embed_shifted, deep_prompt_plan
 from idp_tutorial.methods.prompt_tuning import prompt_plan
 from idp_tutorial.methods.soft_prompt import SoftPrompt
-from idp_tutorial.testing.small_models import small_backbone
 from idp_tutorial.utils.checks import UserError
 
 t = 4

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from small import backbone
+from small_models import SMALL_CONFIGS, random_batch, small_backbone
 
 from idp_tutorial.assembly.config import RunConfig
 from idp_tutorial.core.context import INPUT
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.methods.text_init import prompt_token_ids
-from idp_tutorial.testing.small_models import SMALL_CONFIGS, random_batch, small_backbone
 from idp_tutorial.utils.checks import UserError
 
 TEXT = "is this film good or bad"

@@ -12,11 +12,11 @@ from small import backbone, config, model_of, small_task
 
 pytest.importorskip("peft")
 from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from small_models import small_backbone
 
 from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.saving.peft import from_peft, to_peft
-from idp_tutorial.testing.small_models import small_backbone
 
 IDS = torch.tensor([[5, 17, 39, 3, 8], [7, 11, 20, 4, 9]])
 DECODERS = ("gpt2", "llama", "qwen2")

@@ -28,6 +28,13 @@ from small import (
     small_task,
     topic_task,
 )
+from small_models import (
+    SMALL_CONFIGS,
+    attention_implementations,
+    random_batch,
+    random_prompt,
+    small_backbone,
+)
 from torch import nn
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
@@ -38,13 +45,6 @@ from idp_tutorial.core.steps import Insert, KeyValue
 from idp_tutorial.data.task import scale_labels
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
-from idp_tutorial.testing.small_models import (
-    SMALL_CONFIGS,
-    attention_implementations,
-    random_batch,
-    random_prompt,
-    small_backbone,
-)
 from idp_tutorial.training.distributed import compile_trained_layers
 from idp_tutorial.training.evaluation import evaluate, predict_logits
 from idp_tutorial.training.fit import fit

@@ -5,15 +5,15 @@ from collections import Counter
 import pytest
 import torch
 from small import backbone, batch_of, config, model_of, numbers, small_task
-
-from idp_tutorial.assembly.build import build_model
-from idp_tutorial.methods.all_methods import METHODS
-from idp_tutorial.testing.small_models import (
+from small_models import (
     SMALL_CONFIGS,
     attention_implementations,
     random_batch,
     small_backbone,
 )
+
+from idp_tutorial.assembly.build import build_model
+from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.checks import UserError
 

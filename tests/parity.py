@@ -1,9 +1,16 @@
 """Seven comparisons that measure how exactly the layer loop computes what the library computes.
 
-`measure_parity(backbone)` returns the largest absolute difference in each, which should be 0: a
-batch with padding, one without, one of single tokens; training mode with the same random numbers;
-the logits; a prompt among the words, compared with the library's `inputs_embeds`; for decoders,
-keys and values, compared with its `past_key_values`.
+After `register_family`, three lines measure a new family on a small model with random weights, here
+of ERNIE (CONTRIBUTING.md has its class):
+
+    config = ErnieConfig(vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
+    backbone = wrap_hf_model(build_hf_model(config))
+    measure_parity(backbone)
+
+The result is the largest absolute difference in each comparison, which should be 0: a batch with
+padding, one without, one of single tokens; training mode with the same random numbers; the logits;
+a prompt among the words, compared with the library's `inputs_embeds`; for decoders, keys and
+values, compared with its `past_key_values`.
 
 The library runs without its cache, which stores copies of the keys with another memory layout, so
 that products are rounded differently.
@@ -15,6 +22,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from small_models import (
+    EQUAL_LENGTHS,
+    RAGGED_LENGTHS,
+    SINGLE_TOKEN_LENGTHS,
+    random_batch,
+    random_prompt,
+)
 from torch import Tensor
 
 from idp_tutorial.core.backbone import Backbone
@@ -22,13 +36,6 @@ from idp_tutorial.core.context import INPUT, Context
 from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.core.steps import Insert, KeyValue, Step
-from idp_tutorial.testing.small_models import (
-    EQUAL_LENGTHS,
-    RAGGED_LENGTHS,
-    SINGLE_TOKEN_LENGTHS,
-    random_batch,
-    random_prompt,
-)
 from idp_tutorial.utils.checks import UserError
 
 __all__ = [

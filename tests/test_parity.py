@@ -2,11 +2,11 @@
 
 from types import SimpleNamespace
 
+from parity import measure_parity
+from small_models import attention_implementations, small_backbone
 from transformers import BertConfig
 
 from idp_tutorial.families.family import build_hf_model, get_family, wrap_hf_model
-from idp_tutorial.testing.parity import measure_parity
-from idp_tutorial.testing.small_models import attention_implementations, small_backbone
 
 
 def test_an_error_in_a_family_is_detected(monkeypatch):
@@ -33,7 +33,7 @@ def test_an_error_in_a_family_is_detected(monkeypatch):
 
 
 def test_three_lines_measure_a_model_that_is_not_in_the_table():
-    """The lines of the docstring of `idp_tutorial.testing`, with BERT."""
+    """The lines of the docstring of `parity`, with BERT."""
     config = BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
     backbone = wrap_hf_model(build_hf_model(config))
     differences = measure_parity(backbone)

@@ -9,7 +9,7 @@ from idp_tutorial.reproduction.exercises import ANSWERS, Answer, _compute_digest
 def exercises(monkeypatch):
     digest = _compute_digest("99.1", 960)
     monkeypatch.setitem(ANSWERS, "99.1", Answer(digest, "Count the biases."))
-    monkeypatch.setitem(ANSWERS, "99.2", Answer((65, 100), "Train longer."))
+    monkeypatch.setitem(ANSWERS, "99.2", Answer([65, 100], "Train longer."))
 
 
 @pytest.mark.parametrize(

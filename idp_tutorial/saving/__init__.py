@@ -7,8 +7,7 @@ Modules:
 - `hub`: Send a saved model to the Hugging Face hub, and load it by its name and revision.
 - `model_card`: Write the model card of a saved model from its description and the record of its
   run.
-- `peft`: Write trained prompts and LoRA matrices in peft's format, and read those that `peft`
-  trained.
+- `peft`: Write trained prompts and LoRA matrices in peft's format.
 - `prompt_files`: Save the trained tensors of a model without its backbone, and load them again.
 """
 

@@ -30,7 +30,6 @@ from idp_tutorial.runs.record import RunStore
 from idp_tutorial.runs.tables import results_table
 from idp_tutorial.saving.descriptions import read_fingerprint, read_prompts
 from idp_tutorial.saving.hub import read_run_record, write_model_card
-from idp_tutorial.saving.peft import from_peft, to_peft
 from idp_tutorial.saving.prompt_files import from_pretrained, load_first_stage, save_pretrained
 from idp_tutorial.serving.multitask import MultiTaskModel
 from idp_tutorial.training.cache import cache_states
@@ -371,18 +370,6 @@ def small_backbone():
     return folder
 
 
-def write_peft(folder):
-    torch.manual_seed(0)
-    bb = backbone("gpt2")
-    cfg = config("prompt-tuning", prompt_length=2)
-    to_peft(build_model(cfg, bb, model_parts()[0]), cfg, folder)
-
-
-def read_peft(folder):
-    model, cfg = from_peft(folder, backbone("gpt2"), model_parts()[0])
-    return [values_of(model), cfg.method, cfg.get("prompt_length")]
-
-
 @cache
 def estimator():
     task, cfg, _, _ = model_parts()
@@ -517,7 +504,6 @@ WORKS = {  # name: (write, read, file that is changed, its format)
     "records of transfer": (write_transfer, read_transfer, "transfer.jsonl", Lines()),
     "logits": (write_logits, read_logits, "runs.jsonl", Lines()),
     "supplementary training": (supplement, supplement, "prompts.safetensors", Archive()),
-    "an adapter of peft": (write_peft, read_peft, "adapter_config.json", Plain()),
     "a pickled estimator": (write_pickle, read_pickle, "state.pkl", Pickle()),
     "a manifest": (write_backbone, read_backbone, "SHA256SUMS", Manifest()),
     "a cache": (read_cache, read_cache, "b/layer2-float32/*.states", Index()),

@@ -1,4 +1,4 @@
-"""Conversion to peft and back: peft's model gives the same logits.
+"""Conversion to peft: peft's model gives the same logits.
 
 What means something else there is refused.
 """
@@ -7,16 +7,14 @@ import os
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from small import backbone, config, model_of, small_task
+from small import backbone, config, model_of
 
 pytest.importorskip("peft")
-from peft import LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from peft import PeftModel
 from small_models import small_backbone
 
-from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.core.loop import run_layers
-from idp_tutorial.saving.peft import from_peft, to_peft
+from idp_tutorial.saving.peft import to_peft
 
 IDS = torch.tensor([[5, 17, 39, 3, 8], [7, 11, 20, 4, 9]])
 DECODERS = ("gpt2", "llama", "qwen2")
@@ -57,7 +55,7 @@ def fresh(family):
         ("roberta", "lora-all"),
     ],
 )
-def test_pefts_model_says_the_same_and_it_comes_back(family, method, tmp_path):
+def test_pefts_model_says_the_same(family, method, tmp_path):
     kw = dict(method=method, prompt_length=3, **({"bottleneck": 4} if "lora" in method else {}))
     model = model_of(bb=fresh(family), **kw)
     cfg = config(**kw)
@@ -66,33 +64,6 @@ def test_pefts_model_says_the_same_and_it_comes_back(family, method, tmp_path):
     torch.testing.assert_close(logits_of(peft_model), want, atol=2e-5, rtol=1e-4)
     bare = model_of("head-only", fresh(family))
     assert (logits_of_model(bare) - want).abs().max() > 1e-3
-    again, c = from_peft(tmp_path / "p", fresh(family), small_task(), config(method=method))
-    torch.testing.assert_close(logits_of_model(again), want, atol=1e-5, rtol=1e-5)
-    assert c.method == method and (
-        c.get("bottleneck") if "lora" in method else c.get("prompt_length")
-    ) == kw.get("bottleneck" if "lora" in method else "prompt_length")
-
-
-def test_what_peft_saved_is_read(tmp_path):
-    torch.manual_seed(1)
-    for i, peft_config in enumerate(
-        (
-            PromptTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM"),
-            PrefixTuningConfig(num_virtual_tokens=5, task_type="CAUSAL_LM", encoder_hidden_size=32),
-            LoraConfig(
-                r=4,
-                lora_alpha=32,
-                target_modules=["c_attn"],
-                fan_in_fan_out=True,
-                init_lora_weights=False,
-            ),
-        )
-    ):
-        peft_model = get_peft_model(fresh("gpt2").model, peft_config)
-        want = logits_of(peft_model)
-        peft_model.save_pretrained(tmp_path / str(i))
-        model, _ = from_peft(tmp_path / str(i), fresh("gpt2"), small_task(), config())
-        torch.testing.assert_close(logits_of_model(model), want, atol=2e-5, rtol=1e-4)
 
 
 def test_only_keys_and_values_are_a_prefix(tmp_path):
@@ -115,39 +86,6 @@ def test_what_means_something_else_is_refused(tmp_path):
         with pytest.raises(ValueError, match=words):
             to_peft(model_of(method, bb), config(method=method), tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    gpt = fresh("gpt2")
-    cfg = config(method="prompt-tuning", prompt_length=3)
-    to_peft(model_of("prompt-tuning", gpt, prompt_length=3), cfg, tmp_path / "p")
-    with pytest.raises(ValueError, match="belongs to another model"):
-        from_peft(tmp_path / "p", load_backbone("tiny-gpt2"), small_task())
-    get_peft_model(
-        fresh("gpt2").model,
-        PrefixTuningConfig(
-            num_virtual_tokens=5,
-            task_type="CAUSAL_LM",
-            encoder_hidden_size=32,
-            prefix_projection=True,
-        ),
-    ).save_pretrained(tmp_path / "mlp")
-    get_peft_model(
-        fresh("gpt2").model, LoraConfig(r=8, lora_alpha=16, use_rslora=True)
-    ).save_pretrained(tmp_path / "rs")
-    with pytest.raises(ValueError, match="use_rslora must be false or empty, got True"):
-        from_peft(tmp_path / "rs", gpt, small_task())
-    with pytest.raises(ValueError, match="prefix_projection must be false or empty, got True"):
-        from_peft(tmp_path / "mlp", gpt, small_task())
-
-
-def test_a_refused_adapter_leaves_the_backbone_as_it_was(tmp_path):
-    cfg = config(method="lora", bottleneck=4)
-    to_peft(model_of("lora", fresh("gpt2"), bottleneck=4), cfg, tmp_path)
-    file = tmp_path / "adapter_model.safetensors"
-    tensors = {name: tensor[..., :-1] for name, tensor in load_file(file).items()}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
-    bb = fresh("gpt2")
-    with pytest.raises(ValueError, match="belongs to another model"):
-        from_peft(tmp_path, bb, small_task())
-    assert model_of("lora", bb, bottleneck=4).trained_parameters()
 
 
 def test_an_interrupted_conversion_leaves_the_earlier_files(tmp_path, monkeypatch):

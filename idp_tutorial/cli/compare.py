@@ -63,9 +63,8 @@ class Progress(MessageHandler):
         return f"{record.getMessage()}{getattr(record, 'cost', '')}  {self._format_status()}"
 
 
-def _print_report(results: Any, base: Any, out: str, primary: str | None) -> None:
+def _print_report(results: Any, base: Any, out: str) -> None:
     """Print the table of results and sentences that summarise it."""
-    from idp_tutorial.runs.conclusions import describe_primary_contrast
     from idp_tutorial.runs.tables import format_table
 
     table = results.table
@@ -76,8 +75,6 @@ def _print_report(results: Any, base: Any, out: str, primary: str | None) -> Non
         f"{base.batch_size}; best checkpoint on validation, reported on test\n"
     )
     print(f"{format_table(table)}\n")
-    if primary:
-        print(describe_primary_contrast(results.records, primary, out))
     print(results.advice.sentence)
     if "lr_at_grid_edge" in table and table["lr_at_grid_edge"].eq(True).any():
         print(
@@ -101,8 +98,6 @@ class CompareOptions(TableOptions, ComparisonOptions):
     split_seeds: int = 1
     # evaluations on the validation split in a run; the best one is kept
     evaluations: Annotated[int, Range(0, 10**9)] = DEFAULT_EVALUATIONS
-    # primary contrast, named before the runs, such as 'lpt-npg - prompt-tuning'
-    primary: str | None = None
     # time for all runs: fewer steps where it does not suffice; 0: no limit (default: 5 for each
     # seed, and no limit with steps or epochs)
     minutes: Annotated[float, Range(0, 10**6)] | None = None
@@ -146,8 +141,7 @@ def compare_command(options: CompareOptions, base: Any) -> None:
             options.out,
             options.tune_head_first,
             grid,
-            options.primary,
             options.split_seeds,
             options.minutes,
         )
-    _print_report(results, base, options.out, options.primary)
+    _print_report(results, base, options.out)

@@ -4,7 +4,7 @@ Modules:
 
 - `compare`: Training of several methods with the same head, steps, seeds and choice of a learning
   rate.
-- `conclusions`: Advice from a comparison, and the primary contrast.
+- `conclusions`: Advice from a comparison.
 - `defaults`: The defaults of a comparison, for `idp compare` and for `compare` in Python.
 - `experiment`: Train, score and save one config: the one pipeline of commands, comparisons and
   estimators.

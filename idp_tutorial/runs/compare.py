@@ -39,7 +39,7 @@ from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.data.tasks import load_config_task
 from idp_tutorial.data.user_data import register_table_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
-from idp_tutorial.runs.conclusions import Advice, advise, parse_primary_contrast
+from idp_tutorial.runs.conclusions import Advice, advise
 from idp_tutorial.runs.defaults import (
     DEFAULT_EVALUATIONS,
     DEFAULT_METHODS,
@@ -536,7 +536,6 @@ def compare_and_write(
     folder: Path | str,  # output folder
     tune_head_first: bool = False,  # as in `compare_methods`
     learning_rates: tuple = (),  # as in `compare_methods`
-    primary_contrast: str | None = None,  # 'A - B': the contrast that new records are made for
     split_seeds: int = 1,  # number of few-shot samples, each with all seeds and its own search
     # for all runs: fewer steps where it does not suffice; 0: no limit; None: `default_minutes`
     minutes: float | None = None,
@@ -550,13 +549,10 @@ def compare_and_write(
     start_time = time.perf_counter()
     folder = Path(folder)
     part = folder / "compare.jsonl.part"
-    extra_fields: dict[str, Any] = {}
-    if primary_contrast:
-        sides = parse_primary_contrast(primary_contrast, methods)
-        extra_fields = {"primary": " - ".join(sides)}
     configs = _configs_per_split_seed(base, split_seeds)
     if minutes is None:
         minutes = default_minutes(base.steps, base.epochs, seeds * split_seeds)
+    extra_fields = {"minutes": minutes} if minutes else {}
     methods = list(dict.fromkeys(methods))
     quick = [method for method in methods if minutes and method in _QUICK_METHODS]
     slow = [method for method in methods if method not in quick]
@@ -583,7 +579,6 @@ def compare_and_write(
 
         try:
             if minutes:
-                extra_fields["minutes"] = minutes
                 quick_records = [train(quick, cfg) for cfg in configs]
                 step_seconds = dry_run_comparison(methods, base, seeds, folder, slow, True)
                 n_rates = max(3 * tune_learning_rates, len(learning_rates))

@@ -1,34 +1,21 @@
-"""Advice from a comparison, and the primary contrast.
-
-A table of many methods has many differences, and the largest of them is large partly by chance.
-So one of them, the primary contrast, is chosen before the comparison runs, and is stated first.
+"""Advice from a comparison.
 
 A reader of a table wants to know which method to use. `advise` answers in one sentence, from the
 scores, the costs, and the intervals of differences on the same test examples.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.statistics import estimate_contrast
-from idp_tutorial.utils.checks import UserError
 
 __all__ = [
     "Advice",
     "advise",
-    "parse_primary_contrast",
-    "describe_primary_contrast",
 ]
-
-
-def _describe_runs(runs: int, draws: float) -> str:
-    """Return the number of runs and of few-shot samples as words."""
-    if runs == 1:
-        return "one seed, so no standard deviation"
-    return f"{runs} runs of {draws:.0f} draws" if draws > 1 else f"{runs} seeds"
 
 
 class Advice(NamedTuple):
@@ -113,39 +100,3 @@ def advise(
     if dearer:
         sentence += f"; not worth their cost here: {_join([*map(describe, dearer)])}"
     return Advice(choice, title, f"{sentence}.")
-
-
-def parse_primary_contrast(
-    primary_contrast: str,  # 'A - B', two names of methods
-    methods: Any,  # names of the methods of the comparison
-) -> tuple[str, str]:
-    """Return the two methods of a primary contrast."""
-    sides = [side.strip() for side in primary_contrast.split(" - ")]
-    if len(sides) != 2 or sides[0] == sides[1] or not {*sides} <= {*methods}:
-        raise UserError(
-            f"primary={primary_contrast!r} must be the difference of two methods of this "
-            f"comparison ({', '.join(methods)}), written with a minus between spaces, such as "
-            "'lpt-npg - prompt-tuning'."
-        )
-    return sides[0], sides[1]
-
-
-def describe_primary_contrast(
-    records: list[dict],  # of one task
-    primary_contrast: str,  # 'A - B', two names of methods
-    folder: Path | str,  # folder of the records
-) -> str:  # one sentence
-    """Return a sentence with the effect of the primary contrast and its interval."""
-    sides = parse_primary_contrast(primary_contrast, dict.fromkeys(r["method"] for r in records))
-    primary_contrast = " - ".join(sides)
-    estimate = estimate_contrast(records, *sides, folder=folder)
-    if not estimate:
-        return f"Primary contrast {primary_contrast}: no seed has both sides, since runs diverged."
-    seeds = _describe_runs(estimate["runs"], estimate["draws"])
-    basis = f"{estimate['texts']} paired examples" if estimate["texts"] else "scores only"
-    if any(r.get("primary") != primary_contrast for r in records if r["method"] in sides):
-        basis += "; chosen after some of these runs"
-    return (
-        f"Primary contrast {primary_contrast}: {estimate['effect']:+.1f} points, "
-        f"95 % interval {estimate['low']:+.1f} to {estimate['high']:+.1f} ({seeds}; {basis})."
-    )

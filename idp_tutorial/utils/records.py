@@ -265,7 +265,6 @@ class _RunFields(RecordFields):
     lr_at_grid_edge: bool = False
     logits: _LogitsName = ""
     logits_digest: str = ""
-    primary: str = ""
     target: str = ""
     setting: str = ""
     label_map: list[int] | None = None

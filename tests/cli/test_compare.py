@@ -301,62 +301,6 @@ def test_a_run_that_diverges(command, small_folder, few_options, tmp_path):
     ] == ["compare.jsonl.part"]
 
 
-def test_the_primary_contrast_stands_first(command, small_folder, few_options, tmp_path):
-    """Its records say which it was; a sentence says when it was named later."""
-
-    def primary_line(primary, *more):
-        code, out, err = command(
-            "--backbone",
-            small_folder,
-            *few_options,
-            "--methods",
-            "head-only,lpt",
-            "--lr",
-            "1e-2",
-            "--steps",
-            2,
-            "--seeds",
-            2,
-            "--prompt_length",
-            3,
-            *more,
-            "--primary",
-            primary,
-            "--out",
-            tmp_path / "a",
-        )
-        assert code == 0, err
-        return [*out.split("Primary contrast ")[1].splitlines()], err
-
-    (line, then, *_), _ = primary_line("lpt - head-only")
-    assert line.startswith("lpt - head-only: ") and "2 seeds; 20 paired examples)" in line
-    assert then.startswith("Use head-only (50.0): lpt (55.0) scores higher")  # the advice
-    records = read_records(tmp_path / "a" / "compare.jsonl")
-    assert {r["primary"] for r in records} == {"lpt - head-only"}
-    scores = {(r["method"], r["seed"]): r["score"] for r in records}
-    effect = sum(scores["lpt", s] - scores["head-only", s] for s in (0, 1)) / 2
-    assert f": {effect:+.1f} points, 95 % interval" in line
-    (line, *_), err = primary_line("head-only - lpt")
-    assert (
-        "chosen after some of these runs" in line and "seed" not in err
-    )  # nothing is trained again
-    assert {r["primary"] for r in read_records(tmp_path / "a" / "compare.jsonl")} == {
-        "lpt - head-only"
-    }
-
-
-@pytest.mark.parametrize(
-    "primary", ["lpt", "lpt - lora", "lpt-npg - lpt-npg", "lpt - lpt-npg - lora", "lpt-lpt-npg"]
-)
-def test_a_primary_contrast_of_other_methods(primary, refused):
-    refused(
-        f"--primary {primary!r}" if " " in primary else f"--primary {primary}",
-        "two methods of this comparison (lpt, lpt-npg)",
-        "'lpt-npg - prompt-tuning'",
-        args=[*FAST, "--methods", "lpt,lpt-npg", "--primary", primary],
-    )
-
-
 def test_options_reach_the_runs(command, small_folder, few_options, tmp_path):
     code, _, err = command(
         "--backbone",

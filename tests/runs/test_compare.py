@@ -27,10 +27,10 @@ from idp_tutorial.runs.compare import (
     seconds_of_runs,
     steps_within,
 )
-from idp_tutorial.runs.conclusions import describe_primary_contrast
 from idp_tutorial.runs.defaults import DEFAULT_METHODS, DEFAULT_OPTIONS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import RunStore
+from idp_tutorial.runs.statistics import estimate_contrast
 from idp_tutorial.runs.tables import (
     format_table,
     results_table,
@@ -490,9 +490,8 @@ def test_several_splits_make_one_table(cfg, tmp_path, messages):
     runs = read_records(tmp_path / "out" / "compare.jsonl")
     assert {(r["split_seed"], r["seed"]) for r in runs} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     assert len({r["digests"]["data"] for r in runs}) == 2
-    assert "4 runs of 2 draws" in describe_primary_contrast(
-        runs, "lpt - majority", tmp_path / "out"
-    )
+    estimate = estimate_contrast(runs, "lpt", "majority", tmp_path / "out")
+    assert (estimate["runs"], estimate["draws"]) == (4, 2)
     messages.clear()
     compare_and_write(["majority", "lpt"], base, 2, False, tmp_path / "out", split_seeds=2)
     assert not messages

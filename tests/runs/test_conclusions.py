@@ -8,8 +8,6 @@ from claim_records import finished_record
 
 from idp_tutorial.runs.conclusions import (
     advise,
-    describe_primary_contrast,
-    parse_primary_contrast,
 )
 from idp_tutorial.runs.statistics import (
     estimate_contrast,
@@ -19,23 +17,6 @@ from idp_tutorial.utils.records import read_records
 
 def comparison(**scores):
     return [finished_record(m.replace("_", "-"), 0, score) for m, score in scores.items()]
-
-
-def test_the_sentence_on_a_primary_contrast_says_if_it_was_chosen_late(tmp_path):
-    means = {"prompt-tuning": 50.0, "lpt-npg": 80.0}
-    primary = "lpt-npg - prompt-tuning"
-    runs = [finished_record(m, s, means[m] + s, primary=primary) for m in means for s in range(3)]
-    sentence = describe_primary_contrast(runs, primary, tmp_path)
-    assert sentence.startswith(f"Primary contrast {primary}: +30.0 points")
-    assert "chosen after" not in sentence
-    late = describe_primary_contrast(runs, "prompt-tuning - lpt-npg", tmp_path)
-    assert "chosen after some of these runs" in late
-
-
-@pytest.mark.parametrize("contrast", ["lpt-npg", "lpt-npg - lpt", "lpt-npg - lpt-npg"])
-def test_a_primary_contrast_needs_two_methods_of_the_comparison(contrast):
-    with pytest.raises(ValueError, match="two methods of this comparison"):
-        parse_primary_contrast(contrast, ["lpt-npg", "prompt-tuning"])
 
 
 # ---- advice

@@ -90,7 +90,7 @@ def _train_and_report(cfg: Any, learning_rates: tuple[float, ...], options: "Tra
     out = options.out
     check_writable_folder(out, "out=")
     _refuse_table_in_output(options)
-    callbacks = make_log_callbacks(options.log_with, out)
+    callbacks = make_log_callbacks(options.log_with)
     if not options.progress and not sys.stderr.isatty():
         callbacks.append(TrainingProgress(f"{cfg.method} on {cfg.task}"))
     search: dict = {}
@@ -139,9 +139,8 @@ class TrainOptions(TableOptions, TrainingRunOptions):
     method: str = "lpt-npg"  # a method of `METHODS`
     # steps between checkpoints (default: every evaluation; 0: none)
     save_every: Annotated[int, Range(0, 10**9)] | None = None
-    # write loss, learning rate and validation score to tensorboard (out/runs), to wandb, or to a
-    # csv file (out/log.csv)
-    log_with: Literal["tensorboard", "wandb", "csv"] | None = None
+    # write loss, learning rate and validation score to tensorboard (out/runs) or to wandb
+    log_with: Literal["tensorboard", "wandb"] | None = None
     # show a progress bar also where stderr is not a terminal, instead of a line every 30 seconds
     progress: bool = False
     out: str = "runs/train"  # folder of the run; a run that was stopped continues

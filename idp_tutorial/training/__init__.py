@@ -6,8 +6,7 @@ loop on one or several processes with checkpoints, and computes predictions and 
 Modules:
 
 - `cache`: Caches of the states of frozen layers, computed once and reused in every epoch and run.
-- `callbacks`: Callbacks of transformers, and logs of a training run: TensorBoard, Weights & Biases,
-  CSV.
+- `callbacks`: Callbacks of transformers, and logs of a training run: TensorBoard, Weights & Biases.
 - `checkpoint`: Checkpoints of training runs, from which a killed run resumes as if it had not been
   stopped.
 - `config`: `TrainingConfig`: the options of every run, whatever its method.

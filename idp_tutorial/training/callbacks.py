@@ -1,12 +1,10 @@
-"""Callbacks of transformers, and logs of a training run: TensorBoard, Weights & Biases, CSV.
+"""Callbacks of transformers, and logs of a training run: TensorBoard, Weights & Biases.
 
 A callback is a `TrainerCallback` of transformers, so the integrations and callbacks that are
 written for its `Trainer` work here. `CallbackRunner` calls them with what `Trainer` passes:
 `TrainingArguments`, `TrainerState` and `TrainerControl`.
 """
 
-import csv
-import io
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,53 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 from idp_tutorial.utils.checks import UserError, check_choice
-from idp_tutorial.utils.durable_files import write_atomically
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-__all__ = ["LogFormat", "CSVCallback", "make_log_callbacks", "list_callbacks", "CallbackRunner"]
+__all__ = ["LogFormat", "make_log_callbacks", "list_callbacks", "CallbackRunner"]
 
-LogFormat = Literal["tensorboard", "wandb", "csv"]
-
-
-class CSVCallback:
-    """Callback that writes a table with a row for each evaluation."""
-
-    def __init__(
-        self,
-        file: Path | str,  # CSV file; the rows of a run that is resumed are kept
-    ) -> None:
-        self.file = Path(file)
-        self.rows: list[dict[str, Any]] = []
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read the rows up to the step from which the run is resumed."""
-        self.rows = []
-        if state.global_step and self.file.is_file():
-            with open(self.file, encoding="utf-8", newline="") as f:
-                rows = csv.DictReader(f)
-                self.rows = [row for row in rows if int(row["step"]) <= state.global_step]
-
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any
-    ) -> None:
-        """Add a row, and write the file."""
-        self.rows.append({"step": state.global_step, "epoch": state.epoch, **(logs or {})})
-        if not state.is_world_process_zero:
-            return
-        columns = dict.fromkeys(name for row in self.rows for name in row)
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.file, text.getvalue().encode())
+LogFormat = Literal["tensorboard", "wandb"]
 
 
 def make_log_callbacks(
     log_with: LogFormat | None,  # None: no log
-    folder: Path | str,  # folder of the run; a CSV log is its `log.csv`
 ) -> list:
     """Return the callbacks that write the log of a run.
 
@@ -70,16 +32,14 @@ def make_log_callbacks(
     check_choice(log_with, (None, *get_args(LogFormat)), "log_with")
     if log_with is None:
         return []
-    if log_with == "csv":
-        return [CSVCallback(Path(folder) / "log.csv")]
     from transformers.integrations import TensorBoardCallback, WandbCallback
 
     try:
         return [TensorBoardCallback() if log_with == "tensorboard" else WandbCallback()]
     except (ImportError, RuntimeError) as e:
         raise UserError(
-            f"log_with={log_with!r} needs the package {log_with}: "
-            f"pip install {log_with}, or use log_with='csv'."
+            f"log_with={log_with!r} needs the package {log_with}: pip install {log_with}, or leave "
+            "log_with out; record.jsonl has the losses and the history."
         ) from e
 
 

@@ -524,14 +524,11 @@ def test_the_draw_reaches_the_task(cfg, tmp_path, monkeypatch):
 
 def test_a_log_and_a_progress_bar(small_folder, tmp_path, capsys):
     run = dict(task="sentiment", method="lpt", backbone=str(small_folder), prompt_length=2, steps=4)
-    train_command(**run, evaluations=2, out=str(tmp_path), log_with="csv", progress=True)
+    pytest.importorskip("tensorboard")
+    train_command(**run, evaluations=2, out=str(tmp_path), log_with="tensorboard", progress=True)
     captured = capsys.readouterr()
     assert "4/4" in captured.err and "validation=" in captured.err and "4/4" not in captured.out
-    with open(tmp_path / "log.csv", newline="") as f:
-        table = [*csv.DictReader(f)]
-    (record,) = read_records(tmp_path / "record.jsonl")
-    scores = [(int(r["step"]), float(r["eval_accuracy"])) for r in table]
-    assert scores == [(step, score) for step, score in record["history"]]
+    assert len([*tmp_path.glob("runs/*/events.out.tfevents.*")]) == 1
     with pytest.raises(SystemExit):
         train_command(**run, out=str(tmp_path / "b"), log_with="excel")
     assert "log_with must be" in capsys.readouterr().err and not (tmp_path / "b").exists()
@@ -546,13 +543,13 @@ def test_a_control_leads_to_the_command_that_scores_it(method, capsys):
 
 def test_a_run_replaces_no_table_that_it_reads(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    table = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(40))
-    (tmp_path / "log.csv").write_text("text,label\n" + table)
-    before = (tmp_path / "log.csv").read_bytes()
+    rows = [dict(text=f"text {i}", label="ab"[i % 2]) for i in range(40)]
+    table = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "record.jsonl").write_text(table)
     with pytest.raises(SystemExit):
-        train_command(table="log.csv", out=".", log_with="csv", backbone="tiny", steps=1)
-    assert "is the folder of the table log.csv" in capsys.readouterr().err
-    assert (tmp_path / "log.csv").read_bytes() == before
+        train_command(table="record.jsonl", out=".", backbone="tiny", steps=1)
+    assert "is the folder of the table record.jsonl" in capsys.readouterr().err
+    assert (tmp_path / "record.jsonl").read_text() == table
 
 
 def test_progress_is_a_line_now_and_then_without_a_terminal(

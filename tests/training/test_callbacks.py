@@ -1,6 +1,5 @@
 """Callbacks of transformers, logs and the progress bar of a training run."""
 
-import csv
 import importlib.util
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from tqdm import tqdm
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from idp_tutorial.assembly.build import build_model, load_config_backbone
-from idp_tutorial.training.callbacks import CSVCallback, make_log_callbacks
+from idp_tutorial.training.callbacks import make_log_callbacks
 from idp_tutorial.training.fit import fit
 from idp_tutorial.utils.checks import UserError
 
@@ -124,30 +123,17 @@ def test_callbacks_are_a_list(train, callbacks):
         train(callbacks)
 
 
-def test_a_csv_log_has_a_row_for_each_evaluation_also_after_a_kill(train, tmp_path, monkeypatch):
-    log = train([CSVCallback(tmp_path / "whole.csv")])
-    with open(tmp_path / "whole.csv", newline="") as f:
-        rows = [*csv.DictReader(f)]
-    assert [(int(r["step"]), float(r[f"eval_{TASK.metric}"])) for r in rows] == log.history
-    assert float(rows[0]["loss"]) == pytest.approx(sum(log.losses[:2]) / 2)
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as m:
-        stop_at(m, 5)
-        train(make_log_callbacks("csv", tmp_path), tmp_path / "run")
-    train(make_log_callbacks("csv", tmp_path), tmp_path / "run")
-    assert (tmp_path / "log.csv").read_text() == (tmp_path / "whole.csv").read_text()
-
-
 @pytest.mark.parametrize("package", ["tensorboard", "wandb"])
-def test_a_missing_package_is_one_clear_error(package, tmp_path):
+def test_a_missing_package_is_one_clear_error(package):
     if importlib.util.find_spec(package):
         pytest.skip(f"{package} is installed")
     with pytest.raises(UserError, match=f"log_with='{package}' needs the package {package}: pip"):
-        make_log_callbacks(package, tmp_path)
+        make_log_callbacks(package)
 
 
 def test_tensorboard_writes_an_events_file(train, tmp_path):
     pytest.importorskip("tensorboard")
-    train(make_log_callbacks("tensorboard", tmp_path), tmp_path)
+    train(make_log_callbacks("tensorboard"), tmp_path)
     assert len([*tmp_path.glob("runs/*/events.out.tfevents.*")]) == 1
 
 

@@ -39,12 +39,6 @@ from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.idpg import PromptGenerator, idpg_plan
 from idp_tutorial.methods.sentence_vectors import mean_sentence_vector
 from idp_tutorial.methods.soft_prompt import SoftPrompt
-from idp_tutorial.reproduction.papers.published_scores import (
-    METHOD_NAMES,
-    TASK_NAMES,
-    load_published_scores,
-)
-from idp_tutorial.runs.tables import format_std
 from idp_tutorial.training.evaluation import evaluate
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.training.fit import TrainLog, fit
@@ -226,43 +220,24 @@ def _select_final_runs(records: list[dict]) -> list[dict]:
 def build_results_table(
     methods: dict[str, str],  # method → file of records, such as 'why/as-published.jsonl'
     task: str,  # name of the task in the records
-    published: str | None = None,  # table of published scores to add, such as 'idpg-3'
-    setting: str = "",  # beginning of the published setting, such as 'K=500'; '': the only one
-    layer: int | None = None,  # layer that the prompt enters, where the files have several
     folder: Path | str = "../../results",  # the folder of records in the repository
 ) -> Any:  # a `DataFrame` to show, or a sentence if a file is missing
-    """Return stored scores, and those of a published table: mean and standard deviation in %.
+    """Return stored scores: mean and standard deviation in %.
 
-    Of each method the runs at its final learning rate count. Controls were not published.
+    Of each method the runs at its final learning rate count.
     """
     if not all(Path(folder, file).is_file() for file in methods.values()):
         return "not stored here: the records are in the folder results/ of the repository"
-    metric = ""
-    scores = pd.DataFrame(columns=["backbone"])
-    if published:
-        scores = load_published_scores(published)
-        is_shown = (scores.task.map(TASK_NAMES) == task) & scores.setting.str.startswith(setting)
-        scores = scores[is_shown].assign(method=scores.method.map(METHOD_NAMES))
-        (metric,) = scores.metric.unique()
     rows = {}
     for method, file in methods.items():
-        records = load_records(file, folder, method=method, task=task, status="done")
-        # a control has no layer
-        runs = [r for r in records if layer is None or r.get("layer") in (None, layer)]
-        runs = _select_final_runs(runs)
-        # a record's score has the F1 of class 1; ID-SPAM publishes the macro F1
-        key = "accuracy+macro_f1" if "macro" in metric else runs[0]["metric"]
-        heading = f"{metric}, %: {runs[0]['backbone']}" if metric else "test accuracy, %"
-        row = {
+        runs = _select_final_runs(
+            load_records(file, folder, method=method, task=task, status="done")
+        )
+        scores = [r["scores"][runs[0]["metric"]] for r in runs]
+        rows[method] = {
             "prompt parameters": f"{runs[0]['params']['prompt']:,}",
-            heading: _format_row(method, [r["scores"][key] for r in runs], _format_mean_and_std),
+            "test accuracy, %": _format_row(method, scores, _format_mean_and_std),
         }
-        for backbone in scores.backbone.unique():
-            cell = scores[(scores.backbone == backbone) & (scores.method == method)]
-            row[f"published: {backbone}"] = "–"
-            for mean, std in zip(cell["mean"], cell["std"]):
-                row[f"published: {backbone}"] = f"{mean}{format_std(std)}"
-        rows[method] = row
     return pd.DataFrame(rows).T.rename_axis("method")
 
 

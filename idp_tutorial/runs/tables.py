@@ -33,7 +33,6 @@ __all__ = [
     "results_table",
     "format_table",
     "check_same_settings",
-    "format_std",
     "plot_scores",
     "write_results",
 ]
@@ -231,13 +230,6 @@ def check_same_settings(
             f"{settings.values.tolist()!s:.500}), but {requirement}: select the records of one "
             "setting."
         )
-
-
-def format_std(
-    std: float,  # already rounded; NaN for a single seed
-) -> str:
-    """Return ` ± std`, or an empty string where there is no standard deviation."""
-    return "" if pd.isna(std) else f" ± {std}"
 
 
 PICTURE_GREY = "#7d8590"  # of texts and axes: readable on white and on black

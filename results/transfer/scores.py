@@ -63,7 +63,7 @@ from idp_tutorial.runs.record import (
     remove_checkpoints,
     run_digests,
 )
-from idp_tutorial.runs.tables import check_same_settings, format_std, select_finished
+from idp_tutorial.runs.tables import check_same_settings, select_finished
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import DivergenceError, Range, UserError, check_name
 from idp_tutorial.utils.durable_files import file_lock
@@ -531,6 +531,11 @@ def published_transfer_table() -> pd.DataFrame:
     return pd.DataFrame(scores).reindex(columns=[c for c in columns if c in scores])
 
 
+def _format_std(std: float) -> str:
+    """Return ` ± std`, or an empty string for a single seed, whose `std` is NaN."""
+    return "" if pd.isna(std) else f" ± {std}"
+
+
 def transfer_table(
     records: list[dict],  # of `compare_transfer`, with one backbone and head
 ) -> pd.DataFrame:
@@ -545,7 +550,7 @@ def transfer_table(
     check_same_settings(df, ["backbone", "head"], "one table has one backbone and one head")
     df["pair"] = df.task + " → " + df.target
     scores = df.groupby(["method", "pair", "setting"], sort=False).score
-    cells = scores.mean().round(1).astype(str) + scores.std().round(1).map(format_std)
+    cells = scores.mean().round(1).astype(str) + scores.std().round(1).map(_format_std)
     cells = cells.where(scores.count() > 0, "diverged")
     table = cells.unstack(["pair", "setting"], sort=False)
     majority = df.drop_duplicates("pair").set_index("pair").majority_score

@@ -48,47 +48,6 @@ def test_stored_results_have_a_row_a_method_or_say_that_they_are_missing(tmp_pat
     assert build_results_table(files, "trec", folder=tmp_path).startswith("not stored here")
 
 
-def test_scores_as_published_are_those_of_the_final_learning_rate(tmp_path):
-    records = Path(__file__).resolve().parents[2] / "results"
-    file = "why/as-published.jsonl"
-    methods = dict.fromkeys(("prompt-tuning", "m-idpg-phm", "majority", "probe"), file)
-    table = build_results_table(methods, "subj", "idpg-3", "K=500", folder=records)
-    assert list(table.columns) == [
-        "prompt parameters",
-        "accuracy, %: minilm",
-        "published: RoBERTa-large",
-    ]
-    assert table.loc["prompt-tuning"].tolist() == ["1,920", "86.4 ± 0.6 (5 seeds)", "91.2 ± 0.1"]
-    assert table.loc["probe"].tolist() == ["0", "91.2", "–"]
-    assert build_results_table(methods, "subj", "idpg-3", "K=500", folder=tmp_path).startswith(
-        "not stored here"
-    )
-
-
-def test_the_score_has_the_published_metric():
-    """ID-SPAM publishes the mean of accuracy and macro F1; of one class this is far below F1."""
-    records = Path(__file__).resolve().parents[2] / "results"
-    methods = dict.fromkeys(("id-spam", "majority"), "why/as-published.jsonl")
-    table = build_results_table(methods, "mrpc", "id-spam-2", folder=records)
-    score = "avg(acc, macro-F1), %: minilm"
-    assert table[score].tolist() == ["59.3 ± 1.5 (5 seeds)", "54.5"]
-    assert table.loc["id-spam", "published: RoBERTa-base"] == "82.8 ± 0.3"
-    assert table.loc["id-spam", "published: RoBERTa-large"] == "86.1 ± 0.3"
-
-
-def test_the_table_has_the_runs_of_one_layer():
-    records = Path(__file__).resolve().parents[2] / "results"
-    methods = {
-        "lpt": "why/layers-trec-600.jsonl",  # with runs that only chose a learning rate
-        "probe": "claims/controls-smollm2.jsonl",
-    }
-    table = build_results_table(methods, "trec", "lpt-4", layer=15, folder=records)
-    assert table["accuracy, %: smollm2"].tolist() == [
-        "90.0 ± 2.3 (5 seeds)",
-        "90.6",
-    ]
-
-
 def test_stored_records_are_selected_by_their_values_and_by_their_logits():
     folder = Path(__file__).resolve().parents[2] / "results/why"
     searched = load_records("layers-trec-600.jsonl", folder, method="lpt", layer=15)

@@ -3,9 +3,11 @@
 The tables are in `docs/options.md`. Commands read `assets/run_options.json` of the package.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
+from typing import Any
 
 from idp_tutorial.assembly.config import (
     describe_all_options,
@@ -14,7 +16,6 @@ from idp_tutorial.assembly.config import (
 )
 from idp_tutorial.cli.commands import Command
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
-from idp_tutorial.cli.run_options import format_run_options
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import Range
 from idp_tutorial.utils.options import Option, declared_options
@@ -177,6 +178,20 @@ def render() -> str:
         _command_tables(),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def format_run_options(options: Mapping[str, Option]) -> str:
+    """Return options as the text that commands read; a kind that is a union is a text."""
+    lines = []
+    for option in options.values():
+        row: dict[str, Any] = dict(name=option.name, help=option.help, group=option.group)
+        row["kind"] = option.kind.__name__ if option.kind in (bool, int, float, str) else "str"
+        if option.default is not MISSING:
+            row["default"] = option.default
+        if option.choices:
+            row["choices"] = option.choices
+        lines.append(json.dumps(row, ensure_ascii=False))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 if __name__ == "__main__":

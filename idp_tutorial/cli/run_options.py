@@ -9,32 +9,14 @@ its own, they are asked.
 
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import MISSING
 from importlib.resources import files
-from typing import Any
 
 from idp_tutorial.utils.options import Option
 
-__all__ = ["format_run_options", "read_run_options"]
+__all__ = ["read_run_options"]
 
 _KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}
-
-
-def format_run_options(
-    options: Mapping[str, Option],  # of `describe_all_options`
-) -> str:
-    """Return options as the text of the file; a kind that is a union is a text."""
-    lines = []
-    for option in options.values():
-        row: dict[str, Any] = dict(name=option.name, help=option.help, group=option.group)
-        row["kind"] = option.kind.__name__ if option.kind in _KINDS.values() else "str"
-        if option.default is not MISSING:
-            row["default"] = option.default
-        if option.choices:
-            row["choices"] = option.choices
-        lines.append(json.dumps(row, ensure_ascii=False))
-    return "[\n" + ",\n".join(lines) + "\n]\n"
 
 
 def read_run_options() -> dict[str, Option]:  # name: option

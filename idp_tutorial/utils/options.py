@@ -22,10 +22,9 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from idp_tutorial.utils.checks import Range, UserError, closest_match
-from idp_tutorial.utils.schemas import Rule, check_type
+from idp_tutorial.utils.schemas import check_type
 
 __all__ = [
-    "AllowEmpty",
     "Probability",
     "Option",
     "declared_options",
@@ -45,7 +44,6 @@ class _FilledText:
             raise UserError(f"{name} contains a NUL character: remove it.")
 
 
-AllowEmpty = Rule("a text", lambda value: True)  # an empty text has a meaning of its own
 _DEFAULT_CHECKS: dict[Any, tuple] = {
     float: (Range(),),
     str: (_FilledText(),),

@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
-from idp_tutorial.utils.options import AllowEmpty
 from idp_tutorial.utils.process import handle_messages
-from results.pretraining.config import PretrainConfig
+from results.pretraining.config import AllowEmpty, PretrainConfig
 
 __all__ = ["PretrainOptions", "pretrain_command"]
 

@@ -9,7 +9,8 @@ from idp_tutorial.cli.arguments import build_parser
 from idp_tutorial.cli.commands import parse_numbers
 from idp_tutorial.cli.train import train_command
 from idp_tutorial.utils.checks import parse_number
-from idp_tutorial.utils.options import AllowEmpty, Option
+from idp_tutorial.utils.options import Option
+from idp_tutorial.utils.schemas import Rule
 
 
 @pytest.mark.parametrize("text", ["12", "+12", "-3", " 12 ", "0012"])
@@ -65,7 +66,9 @@ def test_an_empty_value_is_refused(name, text, tmp_path, capsys):
 
 
 def test_an_option_may_declare_that_empty_is_a_value():
-    option = Option("teacher", str, "minilm", "", "", False, checks=(AllowEmpty,))
+    option = Option(
+        "teacher", str, "minilm", "", "", False, checks=(Rule("a text", lambda text: True),)
+    )
     assert option.check("") == ""
     with pytest.raises(ValueError, match="teacher must be a text, got 3"):
         option.check(3)

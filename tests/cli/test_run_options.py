@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,6 @@ from idp_tutorial.cli.main import COMMAND_NAMES
 LIVE = """
 import sys
 from idp_tutorial.assembly.config import describe_all_options
-from idp_tutorial.cli.run_options import format_run_options
 """
 STORED = """
 import sys
@@ -35,7 +35,10 @@ def test_the_file_has_the_options_of_the_classes():
         "sys.stdout.write((files('idp_tutorial') / 'assets/run_options.json').read_text('utf-8'))"
     )
     stored, error, _ = run(STORED + read)
-    live, *_ = run(LIVE + "sys.stdout.write(format_run_options(describe_all_options()))")
+    docs = str(Path(__file__).parents[2] / "docs")
+    write = f"sys.path.insert(0, {docs!r})\nfrom options import format_run_options\n"
+    write += "sys.stdout.write(format_run_options(describe_all_options()))"
+    live, *_ = run(LIVE + write)
     assert stored == live, "run `python docs/options.py`" + error
 
 

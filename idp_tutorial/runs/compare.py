@@ -46,7 +46,7 @@ from idp_tutorial.runs.defaults import (
     DEFAULT_OPTIONS,
     default_minutes,
 )
-from idp_tutorial.runs.experiment import REPORT_FOLDER, Experiment
+from idp_tutorial.runs.experiment import Experiment, write_test_report
 from idp_tutorial.runs.learning_rate_search import (
     choose_head_learning_rate,
     describe_lr_selection,
@@ -61,11 +61,11 @@ from idp_tutorial.runs.record import (
     remove_checkpoints,
     run_digests,
 )
-from idp_tutorial.runs.report import require_reportable, write_report
+from idp_tutorial.runs.report import require_reportable
 from idp_tutorial.runs.tables import format_table, select_finished, write_results
 from idp_tutorial.saving.prompt_files import load_first_stage
 from idp_tutorial.training.distributed import create_accelerator
-from idp_tutorial.training.evaluation import format_predictions, predict_logits
+from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import (
     DivergenceError,
@@ -449,18 +449,9 @@ def _write_report(
     if "logits" not in record:  # a record of an earlier version
         logger.info(f"no report: the run of {advice.method} has no stored outputs")
         return
-    rows = task.splits["test"]
     outputs = torch.from_numpy(load_logits(record, folder)["test"])
-    predictions = format_predictions(task, outputs, [row.get("group") for row in rows])
-    write_report(
-        task,
-        rows,
-        predictions,
-        folder / REPORT_FOLDER,
-        f"{advice.method} on {task.name}, test",
-        introduction=f"{advice.sentence}\n\n```text\n{format_table(table)}\n```",
-        curves=first_runs,
-    )
+    introduction = f"{advice.sentence}\n\n```text\n{format_table(table)}\n```"
+    write_test_report(task, outputs, folder, advice.method, first_runs, introduction)
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ __all__ = [
     "run_experiment",
     "score_controls",
     "warn_of_better_controls",
+    "write_test_report",
     "train_and_save",
 ]
 
@@ -299,6 +300,21 @@ def warn_of_better_controls(
     )
 
 
+def write_test_report(
+    task: Task,
+    outputs: Tensor,  # of the test split, from `predict_logits`
+    folder: Path,  # the report is written to REPORT_FOLDER in it
+    method: str,  # method that has these outputs, for the title
+    curves: Mapping[str, dict],  # as for `write_report`
+    introduction: str = "",  # as for `write_report`
+) -> None:
+    """Write the report on the test split of a task."""
+    rows = task.splits["test"]
+    predictions = format_predictions(task, outputs, [row.get("group") for row in rows])
+    title = f"{method} on {task.name}, test"
+    write_report(task, rows, predictions, folder / REPORT_FOLDER, title, introduction, curves)
+
+
 def train_and_save(
     cfg: RunConfig,
     folder: Path | str,  # folder of this run
@@ -340,16 +356,6 @@ def train_and_save(
             raise
         save_pretrained(model, folder, experiment.task, experiment.cfg, record)
         if report and is_main_process:
-            rows = experiment.task.splits["test"]
-            groups = [row.get("group") for row in rows]
-            predictions = format_predictions(experiment.task, experiment.test_outputs, groups)
-            title = f"{cfg.method} on {experiment.task.name}, test"
-            write_report(
-                experiment.task,
-                rows,
-                predictions,
-                folder / REPORT_FOLDER,
-                title,
-                curves={cfg.method: record},
-            )
+            curves = {cfg.method: record}
+            write_test_report(experiment.task, experiment.test_outputs, folder, cfg.method, curves)
     return record

@@ -30,7 +30,6 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.dtypes import DTYPES, cast_weights
 from idp_tutorial.core.planned_model import PlannedModel, restore_state, trained_state
 from idp_tutorial.data.task import Task
-from idp_tutorial.saving import hub as hub_models
 from idp_tutorial.saving.descriptions import (
     SAVE_FORMAT,
     describe_backbone,
@@ -94,8 +93,6 @@ def save_pretrained(
     cfg: RunConfig,  # config that the model was built with
     record: dict | None = None,  # record of its run, which is saved too and used for the model card
     controls: Sequence[dict] = (),  # records of other methods on the same task, for the model card
-    push_to_hub: str | None = None,  # repository, such as 'me/tickets', to which the model is sent
-    **hub_options: Any,  # arguments of `push_to_hub`: `token`, `revision`, `private`, `licence`
 ) -> None:
     """Save the trained tensors of a model with a description from which it can be built again.
 
@@ -123,8 +120,6 @@ def save_pretrained(
     write_model_card(folder, description, record, controls=controls)
     if record:
         write_atomically(folder / RECORD_FILE, (dump_record(record) + "\n").encode())
-    if push_to_hub:
-        hub_models.push_to_hub(folder, push_to_hub, controls=controls, **hub_options)
 
 
 def from_pretrained(

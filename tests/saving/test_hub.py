@@ -11,12 +11,9 @@ from pathlib import Path
 import hub
 import pytest
 import torch
-from small import config, small_task
 from transformers import AutoModel
 
 from idp_tutorial import PromptClassifier
-from idp_tutorial.assembly.build import build_model
-from idp_tutorial.backbones.load import load_backbone
 from idp_tutorial.cli.predict import predict_command
 from idp_tutorial.huggingface import PromptModel, get_prompt_model
 from idp_tutorial.saving import hub as hub_module
@@ -24,7 +21,7 @@ from idp_tutorial.saving.hub import (
     push_to_hub,
     resolve_model_folder,
 )
-from idp_tutorial.saving.prompt_files import from_pretrained, save_pretrained
+from idp_tutorial.saving.prompt_files import from_pretrained
 from idp_tutorial.training.evaluation import predict
 
 ROWS = [dict(sentence1=s) for s in ("the soup was cold .", "tea")]
@@ -80,21 +77,6 @@ def test_versions(saved_model, server, small_folder):
         from_pretrained("me/others")
     with pytest.raises(ValueError, match="only a repository of the hub has revisions"):
         from_pretrained(folder, revision="v2")
-
-
-def test_saved_and_sent_in_one_call(server, small_folder, tmp_path):
-    cfg = config(backbone=str(small_folder), method="prompt-tuning")
-    task = small_task()
-    save_pretrained(
-        build_model(cfg, load_backbone(cfg.backbone), task),
-        tmp_path / "bottleneck",
-        task,
-        cfg,
-        push_to_hub="me/it",
-        token="t",
-    )
-    assert tokens(server, "POST") == {"Bearer t"}
-    assert "prompts.safetensors" in server.commits[server.refs["me/it", "main"]]
 
 
 def test_an_estimator_goes_to_the_hub_as_it_is_saved(server, small_folder):

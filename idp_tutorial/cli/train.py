@@ -22,7 +22,7 @@ __all__ = ["TrainOptions", "train_command"]
 def _print_forecast(cfg: Any) -> None:
     """Print what `--dry_run` estimates: trained parameters, memory and time."""
     from idp_tutorial.data.tasks import load_config_task
-    from idp_tutorial.reproduction.efficiency.forecast import estimate_training
+    from idp_tutorial.runs.compare import estimate_training
 
     task = load_config_task(cfg)
     cfg = cfg.resolve_epochs(len(task.splits["train"]))
@@ -36,8 +36,7 @@ def _print_forecast(cfg: Any) -> None:
     print(
         f"memory about {estimate['memory_mb']:,.0f} MB; {cfg.steps} steps of "
         f"{cfg.batch_size * cfg.accumulate} examples, {estimate['ms_per_step']:,.0f} ms each, "
-        f"about {estimate['seconds'] / 60:.1f} minutes, estimated from one forward pass on this "
-        "machine with the cost model"
+        f"about {estimate['seconds'] / 60:.1f} minutes, estimated from one step on this machine"
     )
 
 

@@ -33,7 +33,7 @@ from idp_tutorial.assembly.config import (
     refuse_unread_options,
 )
 from idp_tutorial.backbones.load import find_local_backbone
-from idp_tutorial.core.planned_model import PlannedModel
+from idp_tutorial.core.planned_model import PlannedModel, count_parameters
 from idp_tutorial.data.encoding import collate
 from idp_tutorial.data.task import Task, scale_labels
 from idp_tutorial.data.tasks import load_config_task
@@ -64,7 +64,7 @@ from idp_tutorial.runs.record import (
 from idp_tutorial.runs.report import require_reportable
 from idp_tutorial.runs.tables import format_table, select_finished, write_results
 from idp_tutorial.saving.prompt_files import load_first_stage
-from idp_tutorial.training.distributed import create_accelerator
+from idp_tutorial.training.distributed import StepProfiler, create_accelerator
 from idp_tutorial.training.evaluation import predict_logits
 from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.checks import (
@@ -84,7 +84,9 @@ __all__ = [
     "validate_comparison",
     "check_longest_example",
     "dry_run_comparison",
+    "measure_step",
     "seconds_of_runs",
+    "estimate_training",
     "steps_within",
     "choose_backbone",
     "run_seeds",
@@ -159,27 +161,36 @@ def dry_run_comparison(
             load_first_stage(model, cfg.init_from)
         check_longest_example(model, task, cfg)
         if measures_steps and ALL_METHODS[method].kind != "control":
-            step_seconds[method] = _measure_step(model, task, cfg)
+            rows = task.splits["train"][: cfg.batch_size]
+            examples = encode_for_model(model, task, cfg, rows)
+            step_seconds[method], _ = measure_step(model, task, cfg, examples, examples)
     return step_seconds
 
 
-def _measure_step(model: PlannedModel, task: Task, cfg: RunConfig) -> float:
-    """Return the seconds of a forward and a backward pass of a batch, the second of two."""
-    rows = task.splits["train"][: cfg.batch_size]
-    examples = encode_for_model(model, task, cfg, rows)
-    device = create_accelerator(cfg).device
-    model.to(device).train()
-    batch = collate(examples, model.backbone.pad_id)
-    batch = scale_labels(batch.to(device), task)
-    seconds = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        loss = model.loss(batch)
+def measure_step(
+    model: PlannedModel,
+    task: Task,
+    cfg: RunConfig,
+    *batches: Sequence[dict],  # examples of a first batch, which takes longer, and of timed ones
+) -> tuple[float, float]:
+    """Return seconds and memory of a step: a forward and a backward pass of a batch.
+
+    The seconds are the fewest of the timed batches; the memory, in MB, is that of the largest.
+    """
+    accelerator = create_accelerator(cfg)
+    model.to(accelerator.device).train()
+    profiler = StepProfiler(model, accelerator)
+    for examples in batches:
+        batch = collate(examples, model.backbone.pad_id)
+        batch = scale_labels(batch.to(accelerator.device), task)
+        profiler.start()
+        with accelerator.autocast(), profiler.track_activations(batch["input_ids"].numel()):
+            loss = model.loss(batch)
         if loss.requires_grad:  # a verbalizer alone has nothing to train
             loss.backward()
         loss.item()
-        seconds = time.perf_counter() - start
-    return seconds
+        profiler.stop()
+    return min(profiler.times_ms()[1:]) / 1000, profiler.peak_memory_mb()
 
 
 _QUICK_METHODS = ("majority", "words")  # trained before anything is measured
@@ -200,6 +211,34 @@ def seconds_of_runs(
     # a forward pass takes a third of a step
     n_steps = steps * base.accumulate + n_scored / base.batch_size / 3
     return runs_per_method * sum(step_seconds.values()) * n_steps
+
+
+def estimate_training(
+    cfg: RunConfig,  # of the run
+    task: Task,  # with its splits
+) -> dict:  # `params` by group, `memory_mb`, `ms_per_step`, `seconds` of the whole run
+    """Estimate time and memory of a training run from steps of this machine.
+
+    The memory is that of the longest examples; the time, that of examples of median length.
+    """
+    model = build_model(cfg, load_config_backbone(cfg), task)
+    rows = task.splits["train"][:512]
+    examples = sorted(encode_for_model(model, task, cfg, rows), key=lambda e: len(e["input_ids"]))
+    middle = max(0, (len(examples) - cfg.batch_size) // 2)
+    typical = examples[middle : middle + cfg.batch_size]
+    longest = examples[-cfg.batch_size :]
+    seconds, memory = measure_step(model, task, cfg, longest, typical, typical)
+    sizes = {split: len(rows) for split, rows in task.splits.items()}
+    if ALL_METHODS[cfg.method].kind == "entailment":
+        # a step scores the descriptions of two labels, an evaluation those of all labels
+        sizes = {split: size * len(task.labels) // 2 for split, size in sizes.items()}
+    n_evaluations = -(-cfg.steps // cfg.eval_every)
+    return dict(
+        params=count_parameters(model),
+        memory_mb=memory,
+        ms_per_step=1000 * seconds * cfg.accumulate,
+        seconds=seconds_of_runs(cfg.steps, n_evaluations, {cfg.method: seconds}, 1, sizes, cfg),
+    )
 
 
 def steps_within(

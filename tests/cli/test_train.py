@@ -534,6 +534,15 @@ def test_a_log_and_a_progress_bar(small_folder, tmp_path, capsys):
     assert "log_with must be" in capsys.readouterr().err and not (tmp_path / "b").exists()
 
 
+def test_a_dry_run_prints_an_estimate_and_writes_nothing(small_folder, tmp_path, capsys):
+    run = dict(task="sentiment", method="lpt", backbone=str(small_folder), prompt_length=2, steps=4)
+    train_command(**run, out=str(tmp_path / "out"), dry_run=True)
+    printed = capsys.readouterr().out
+    assert "trained parameters" in printed and "4 steps of 32 examples" in printed
+    assert "memory about" in printed and "from one step on this machine" in printed
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("method", ["probe", "majority"])
 def test_a_control_leads_to_the_command_that_scores_it(method, capsys):
     with pytest.raises(SystemExit):

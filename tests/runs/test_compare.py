@@ -23,6 +23,7 @@ from idp_tutorial.runs.compare import (
     compare,
     compare_and_write,
     compare_methods,
+    estimate_training,
     run_seeds,
     seconds_of_runs,
     steps_within,
@@ -548,6 +549,39 @@ def test_evaluations_are_left_out_before_steps(cfg):
         assert steps_within(seconds + 0.1, dict(lpt=1.0), 1, sizes, base) == expected
     # 20 steps and one evaluation are the fewest
     assert steps_within(1, dict(lpt=1.0), 1, sizes, base) == (20, 1)
+
+
+def test_an_estimate_trains_on_two_descriptions_and_evaluates_all(cfg, monkeypatch):
+    """Of `efl`; the memory is that of the longest examples, the time that of others."""
+    task = small_task("questions")  # of six labels
+    lengths = []
+
+    def measure(model, task, cfg, *batches):
+        lengths.append([max(len(e["input_ids"]) for e in batch) for batch in batches])
+        return 1.0, 5.0
+
+    monkeypatch.setattr(comparison, "measure_step", measure)
+
+    def evaluation_seconds(method):
+        run = cfg(method=method, steps=4, eval_every=2, batch_size=4)
+        estimate = estimate_training(run, task)
+        assert estimate["ms_per_step"] == 1000 and estimate["memory_mb"] == 5
+        return estimate["seconds"] - 4
+
+    n_scored = 2 * len(task.splits["validation"]) + len(task.splits["test"])
+    assert evaluation_seconds("fine-tuning") == pytest.approx(n_scored / 4 / 3)
+    assert evaluation_seconds("efl") == pytest.approx(3 * n_scored / 4 / 3)
+    assert all(longest > typical for longest, typical, _ in lengths)
+
+
+def test_a_step_is_measured_in_the_precision_of_the_run(cfg):
+    task = small_task("questions")
+    memory = {}
+    for precision in ("no", "bf16"):
+        estimate = estimate_training(cfg(method="lpt", precision=precision), task)
+        memory[precision] = estimate["memory_mb"]
+        assert estimate["params"]["prompt"] > 0 and estimate["seconds"] > 0
+    assert memory["bf16"] != memory["no"]  # saved tensors have half the bytes
 
 
 def test_a_comparison_that_continues_keeps_the_steps_that_its_time_allowed(

@@ -76,11 +76,14 @@ def list_modules() -> dict[str, str]:
 
 
 def list_constants(module: str) -> dict[str, tuple[str, str]]:
-    """Return type and comment of each constant that a module exports, such as `METHODS`."""
+    """Return type and comment of each constant that a module exports, such as `METHODS`.
+
+    A module without `__all__`, which nbdev writes, exports all but private names and its logger.
+    """
     source = read_module_source(module)
     lines = source.splitlines()
     constants = {}
-    exported: list[str] = []
+    exported: list[str] | None = None
     for node in ast.parse(source).body:
         if not isinstance(node, (ast.Assign, ast.AnnAssign)):
             continue
@@ -88,10 +91,11 @@ def list_constants(module: str) -> dict[str, tuple[str, str]]:
         name = getattr(target, "id", "_")
         if name == "__all__" and node.value:
             exported = ast.literal_eval(node.value)
-        if name.startswith("_") or name not in exported:
-            continue
         comment = re.search(r"  ?# (.*)$", lines[node.lineno - 1])
         comment = comment or re.search(r"  ?# (.*)$", lines[(node.end_lineno or node.lineno) - 1])
+        is_private = name.startswith("_") or name == "logger"
+        if is_private or (exported is not None and name not in exported):
+            continue
         type_ = ast.unparse(node.annotation) if isinstance(node, ast.AnnAssign) else ""
         constants[name] = (type_, comment[1] if comment else "")
     return constants

@@ -59,14 +59,6 @@ from idp_tutorial.utils.checks import (
 from idp_tutorial.utils.options import check_option_name
 from idp_tutorial.utils.schemas import check_schema
 
-__all__ = [
-    "ESTIMATOR_OPTIONS",
-    "convert_to_rows",
-    "PromptEstimator",
-    "PromptClassifier",
-    "PromptRegressor",
-]
-
 
 def _is_table(X: Any) -> bool:
     """Return whether the columns of a collection have names."""

@@ -23,8 +23,6 @@ from idp_tutorial.methods.efl import EntailmentModel, describe_labels
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["resolve_pooling", "weights_dtype", "load_config_backbone", "build_model"]
-
 
 def _count_outputs(task: Task) -> int:
     """Return the number of outputs of the head: 1 for a regression, else one for each label."""

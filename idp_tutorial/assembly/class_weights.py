@@ -6,8 +6,6 @@ from torch import Tensor
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import UserError, check_name
 
-__all__ = ["compute_class_weights"]
-
 
 def compute_class_weights(
     class_weight: str | dict,  # 'balanced', or weights by class; those left out have weight 1

@@ -31,21 +31,6 @@ from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.utils.checks import UserError, check_name
 from idp_tutorial.utils.options import Option, check_option_name, declared_options
 
-__all__ = [
-    "RunOptions",
-    "RunConfig",
-    "general_options",
-    "all_method_options",
-    "describe_all_options",
-    "methods_with_option",
-    "recorded_option",
-    "config_for_method",
-    "find_unused_options",
-    "refuse_control",
-    "refuse_unread_options",
-]
-
-
 _Options = TypeVar("_Options", bound="RunOptions")
 
 

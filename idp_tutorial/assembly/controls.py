@@ -53,20 +53,6 @@ from idp_tutorial.training.fit import TrainLog
 from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.options import Probability
 
-__all__ = [
-    "SIDE_NETWORK_PATIENCE",
-    "ControlModel",
-    "MajorityHead",
-    "WordsHead",
-    "ProbeHead",
-    "SideNetwork",
-    "ControlConfig",
-    "MajorityConfig",
-    "WordsConfig",
-    "ProbeControlConfig",
-    "SideNetworkConfig",
-]
-
 
 class ControlModel(PlannedModel):
     """A head on the frozen hidden states after `head.layer` layers."""

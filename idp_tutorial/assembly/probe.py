@@ -35,17 +35,6 @@ from idp_tutorial.training.state_store import StateStore, example_key
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable_files import cache_folder
 
-__all__ = [
-    "pool_all_layers",
-    "INVERSE_REGULARISATION_GRID",
-    "fit_linear_model",
-    "score_main_metric",
-    "training_targets",
-    "fit_best_probe",
-    "initialise_head_from_probe",
-]
-
-
 _FLOAT16_MAX = 65504
 
 

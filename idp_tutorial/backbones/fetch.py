@@ -39,17 +39,6 @@ from idp_tutorial.utils.digests import (
 )
 from idp_tutorial.utils.durable_files import cache_folder, folder_lock, move_into_place
 
-__all__ = [
-    "BACKBONE_SOURCES",
-    "PinnedFile",
-    "BackboneSource",
-    "require_intact",
-    "backbone_cache_folder",
-    "find_fetched_backbone",
-    "describe_origin",
-    "fetch_backbone",
-]
-
 logger = logging.getLogger(__name__)
 
 

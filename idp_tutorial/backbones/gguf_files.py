@@ -10,8 +10,6 @@ from tokenizers import pre_tokenizers
 
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["convert_gguf", "convert_gguf_in_subprocess"]
-
 
 def convert_gguf(
     file: str | Path,  # a GGUF file of a causal language model

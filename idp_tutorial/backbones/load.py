@@ -61,17 +61,6 @@ from idp_tutorial.utils.checks import (
 from idp_tutorial.utils.digests import MANIFEST_NAME, require_intact_files
 from idp_tutorial.utils.hub_access import is_hub_reachable, split_revision
 
-__all__ = [
-    "BUNDLED_BACKBONES",
-    "BACKBONE_HUB_NAMES",
-    "find_local_backbone",
-    "list_backbone_files",
-    "silence_transformers",
-    "load_pretrained",
-    "load_backbone",
-]
-
-
 # buffers that earlier versions of transformers saved, and a module that the layer loop does not use
 _IGNORED_TENSORS = re.compile(r"pooler|position_ids$|rotary_emb\.inv_freq$|attn\.(masked_)?bias$")
 

@@ -14,15 +14,6 @@ from idp_tutorial.core.random_numbers import forked_random_numbers
 from idp_tutorial.families.family import build_hf_model
 from idp_tutorial.utils.checks import UserError
 
-__all__ = [
-    "ENCODER_CONFIGS",
-    "DECODER_CONFIGS",
-    "FULL_SCALE_CONFIGS",
-    "FULL_SCALE_HUB_NAMES",
-    "build_full_scale_model",
-]
-
-
 _ConfigBuilder = Callable[[], Any]  # function that returns a Hugging Face config
 
 

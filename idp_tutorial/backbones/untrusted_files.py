@@ -22,8 +22,6 @@ from typing import Any, NoReturn
 
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["MODEL_FILE_SUFFIXES", "check_untrusted_files", "refuse_file"]
-
 MODEL_FILE_SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin")
 _MAX_HEADER_BYTES = 2**22  # of a safetensors file; 40,000 tensors
 # files that the libraries read: largest number of bytes

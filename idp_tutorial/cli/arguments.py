@@ -21,8 +21,6 @@ from typing import Any, NoReturn
 from idp_tutorial.utils.checks import UserError, parse_number
 from idp_tutorial.utils.options import Option, check_option_name
 
-__all__ = ["OneLineParser", "build_parser", "parse_arguments", "parse_value", "read_option_file"]
-
 _BOOLEAN_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 

@@ -31,20 +31,6 @@ from idp_tutorial.utils.checks import (
 from idp_tutorial.utils.options import Option, check_option_name, check_options, declared_options
 from idp_tutorial.utils.process import show_warnings
 
-__all__ = [
-    "CommandOptions",
-    "TableOptions",
-    "TrainingRunOptions",
-    "ComparisonOptions",
-    "Command",
-    "command",
-    "split_names",
-    "parse_numbers",
-    "refuse_given",
-    "print_report",
-    "exit_with_message",
-]
-
 
 def _error_message(
     error: BaseException,

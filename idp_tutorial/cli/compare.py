@@ -19,8 +19,6 @@ from idp_tutorial.runs.defaults import DEFAULT_EVALUATIONS, DEFAULT_METHODS, DEF
 from idp_tutorial.utils.checks import Range, require_packages
 from idp_tutorial.utils.process import MessageHandler, handle_messages
 
-__all__ = ["Progress", "CompareOptions", "compare_command"]
-
 
 class Progress(MessageHandler):
     """Handler that prints messages with the number of finished runs and the estimated time left."""

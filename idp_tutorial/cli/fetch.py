@@ -10,8 +10,6 @@ from typing import Any
 from idp_tutorial.cli.commands import CommandOptions, command
 from idp_tutorial.utils.process import handle_messages
 
-__all__ = ["FetchOptions", "fetch_command"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FetchOptions(CommandOptions):

@@ -12,8 +12,6 @@ from idp_tutorial.cli.arguments import OneLineParser, build_parser
 from idp_tutorial.cli.commands import Command, exit_with_message
 from idp_tutorial.utils.checks import UserError, check_name
 
-__all__ = ["COMMAND_NAMES", "SCRIPTS", "load_command", "main"]
-
 COMMAND_NAMES = ("train", "predict", "compare", "serve", "fetch", "params", "reproduce")
 # former commands: the scripts of the repository that have their options
 SCRIPTS = {

@@ -13,8 +13,6 @@ from typing import Any
 from idp_tutorial.cli.commands import CommandOptions, command, refuse_given, split_names
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["ParamsOptions", "params_command"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ParamsOptions(CommandOptions):

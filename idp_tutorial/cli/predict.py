@@ -24,16 +24,6 @@ from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.durable_files import open_atomically
 from idp_tutorial.utils.options import declared_options
 
-__all__ = [
-    "PREDICTION_COLUMNS",
-    "WINDOW_SIZE",
-    "read_texts",
-    "RowWriter",
-    "PredictOptions",
-    "predict_command",
-]
-
-
 PREDICTION_COLUMNS = "prediction", "probabilities", "generated"  # columns that are added to a row
 # Rows that are read, sorted by length and predicted together. With 1,024 rows and batches of 128,
 # a tenth of the computed positions is padding; with 4,096 rows, three in a hundred.

@@ -4,8 +4,6 @@ import sys
 import time
 from typing import Any
 
-__all__ = ["PROGRESS_SECONDS", "ProgressLines", "TrainingProgress"]
-
 PROGRESS_SECONDS = 30.0  # between two lines
 
 

@@ -12,8 +12,6 @@ from idp_tutorial.cli.commands import CommandOptions, command, parse_numbers, sp
 from idp_tutorial.utils.checks import Range
 from idp_tutorial.utils.process import handle_messages
 
-__all__ = ["ReproduceOptions", "print_plan", "reproduce_command"]
-
 
 def print_plan(
     runs: Iterable[Any],  # of `RunConfig`

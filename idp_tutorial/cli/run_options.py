@@ -14,8 +14,6 @@ from importlib.resources import files
 
 from idp_tutorial.utils.options import Option
 
-__all__ = ["read_run_options"]
-
 _KINDS = {kind.__name__: kind for kind in (bool, int, float, str)}
 
 

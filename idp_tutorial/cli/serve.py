@@ -16,8 +16,6 @@ from idp_tutorial.cli.commands import CommandOptions, command, split_names
 from idp_tutorial.serving.limits import ServerLimits
 from idp_tutorial.utils.checks import Range, UserError, require_packages
 
-__all__ = ["ServeOptions", "serve_command"]
-
 
 def _bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address."""

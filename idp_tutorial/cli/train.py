@@ -16,8 +16,6 @@ from idp_tutorial.cli.progress import TrainingProgress
 from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.process import handle_messages, process_state
 
-__all__ = ["TrainOptions", "train_command"]
-
 
 def _print_forecast(cfg: Any) -> None:
     """Print what `--dry_run` estimates: trained parameters, memory and time."""

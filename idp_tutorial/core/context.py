@@ -19,8 +19,6 @@ from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["INPUT", "to_float32", "splice", "Context"]
-
 # The layer of a prompt among the word embeddings, before positions and LayerNorm (IDPG). Any other
 # layer is the number of layers already applied: 0 is the output of the embedding module.
 INPUT = -1

@@ -10,16 +10,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = [
-    "GPU_TYPES",
-    "gpu_type",
-    "find_device",
-    "synchronize",
-    "gpu_random_states",
-    "set_gpu_random_states",
-    "forked_generators",
-]
-
 GPU_TYPES = ("cuda", "mps", "xpu")  # in the order in which they are looked for
 
 

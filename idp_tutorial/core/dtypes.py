@@ -20,16 +20,6 @@ from torch import Tensor, nn
 
 from idp_tutorial.utils.checks import check_choice
 
-__all__ = [
-    "DTYPES",
-    "parse_dtype",
-    "cast_weights",
-    "Int8Linear",
-    "quantise_linear_layers",
-    "is_quantised",
-]
-
-
 # 4 bits need kernels that PyTorch lacks on a CPU; 8 bits need none
 INT4_HINT = "weights in 4 bits are not supported; int8 is the smallest"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -9,12 +9,6 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.utils.batch import require
 from idp_tutorial.utils.checks import UserError
 
-__all__ = [
-    "check_insertion",
-    "check_key_values_used",
-    "check_position_name",
-]
-
 
 def check_insertion(
     first: Tensor,  # position of a prompt in each example `[B]`

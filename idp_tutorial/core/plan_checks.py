@@ -7,8 +7,6 @@ from idp_tutorial.core.context import INPUT, Context
 from idp_tutorial.core.steps import Insert, KeyValue, Plan, PromptChange, Step
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["check_plan", "check_stop", "check_max_tokens"]
-
 
 def check_plan(
     plan: Plan,

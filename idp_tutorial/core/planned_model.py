@@ -18,15 +18,6 @@ from idp_tutorial.core.steps import Plan, PromptSource
 from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import UserError
 
-__all__ = [
-    "PlannedModel",
-    "count_parameters",
-    "persistent_tensors",
-    "trained_state",
-    "copy_state",
-    "restore_state",
-]
-
 
 class PlannedModel(nn.Module):
     """Frozen backbone with an insertion plan and a head."""

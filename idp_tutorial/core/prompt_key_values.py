@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["split_heads", "PromptKeyValues", "FullKeyValues", "select_position"]
-
 
 def split_heads(
     x: Tensor,  # `[B,T,n·d_head]`

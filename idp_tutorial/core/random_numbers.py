@@ -16,13 +16,6 @@ import torch
 from idp_tutorial.core.devices import forked_generators
 from idp_tutorial.utils.checks import UserError
 
-__all__ = [
-    "seed_random_numbers",
-    "forked_random_numbers",
-    "preserved_random_numbers",
-    "exclusive_random_numbers",
-]
-
 _in_use = threading.RLock()
 
 

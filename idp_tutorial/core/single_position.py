@@ -18,8 +18,6 @@ from idp_tutorial.core.loop import run_layers
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.core.steps import Plan
 
-__all__ = ["run_for_position", "compute_sentence_vector"]
-
 
 def run_for_position(
     bb: Backbone,

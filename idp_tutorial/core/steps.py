@@ -24,8 +24,6 @@ from idp_tutorial.core.context import Context
 from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["PromptSource", "Step", "Insert", "Add", "Replace", "KeyValue", "PromptChange", "Plan"]
-
 
 class PromptSource(nn.Module):
     """Module that computes prompt vectors from the context, or a part of one.

@@ -6,8 +6,6 @@ from typing import Annotated, ClassVar
 from idp_tutorial.utils.checks import Range, UserError
 from idp_tutorial.utils.options import check_options
 
-__all__ = ["TextConfig", "TableConfig"]
-
 FRACTION_HINT = "a fraction of the rows, such as 0.1"
 _TEST_HINT = f"{FRACTION_HINT}, or 0 for none"
 

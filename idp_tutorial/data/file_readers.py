@@ -33,18 +33,6 @@ from idp_tutorial.data.rows import is_utf8, require_utf8
 from idp_tutorial.data.task import TEXT_COLUMNS
 from idp_tutorial.utils.checks import UserError, check_choice
 
-__all__ = [
-    "ROW_HINT",
-    "FILE_FORMATS",
-    "TableDialect",
-    "has_header",
-    "iterate_lines",
-    "parse_json_object",
-    "detect_format",
-    "warn_about_unused",
-    "iterate_rows",
-]
-
 logger = logging.getLogger(__name__)
 
 

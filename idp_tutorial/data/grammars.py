@@ -16,16 +16,6 @@ from typing import Any
 
 from idp_tutorial.utils.digests import asset_path
 
-__all__ = [
-    "load_lexicon",
-    "expand_pattern",
-    "fix_articles_and_capitals",
-    "make_sentiment_row",
-    "make_question_row",
-    "make_entailment_row",
-    "make_similarity_row",
-]
-
 
 def _split_word_lists(entry: Any) -> Any:
     """Split strings of the lexicon into lists of words, and keep lists of patterns."""

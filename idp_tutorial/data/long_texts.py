@@ -8,8 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["cut_text", "cut_rows"]
-
 _MARGIN = 8  # tokens before the cut that may differ from those of the whole text
 _CHARACTERS_PER_TOKEN = 16  # of the first part that is tried; most tokens have fewer
 _LONGEST_WORD = 1000  # characters in which a space is looked for

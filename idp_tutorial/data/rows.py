@@ -19,22 +19,6 @@ from typing import Any
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import UserError, is_number
 
-__all__ = [
-    "convert_label",
-    "is_utf8",
-    "require_utf8",
-    "is_empty_text",
-    "require_text",
-    "check_row",
-    "convert_copa_row",
-    "convert_multirc_row",
-    "convert_wic_row",
-    "convert_and_check_row",
-    "group_by_question",
-    "check_one_correct_candidate",
-    "convert_and_check_rows",
-]
-
 
 def _to_indicators(task: Task, label: Any) -> list[int] | None:
     """Return an indicator for each label of the task, from a list of names or of indicators."""

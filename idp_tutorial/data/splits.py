@@ -19,17 +19,6 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import MissingFileError, UserError
 from idp_tutorial.utils.hub_access import offline_if_unreachable, split_revision
 
-__all__ = [
-    "SPLIT_NAMES",
-    "match_splits",
-    "list_files",
-    "load_hub_dataset",
-    "load_splits_from_folder",
-    "load_splits_from_hub",
-    "make_splits",
-]
-
-
 _T = TypeVar("_T")
 
 # ---- folders

@@ -17,14 +17,6 @@ from typing import Any
 from idp_tutorial.data.task import TEXT_COLUMNS
 from idp_tutorial.utils.checks import UserError
 
-__all__ = [
-    "RowFaults",
-    "text_key",
-    "warn_about_labels",
-    "warn_about_repeated_texts",
-    "warn_about_shared_texts",
-]
-
 logger = logging.getLogger(__name__)
 
 _KINDS = {  # kind of fault: what is said of several rows

@@ -36,18 +36,6 @@ from idp_tutorial.utils.schemas import Count, Finite, Rule
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "TEXT_COLUMNS",
-    "TEMPLATES",
-    "require_classes",
-    "mark_best_candidates",
-    "Task",
-    "make_column_templates",
-    "scale_labels",
-    "TaskConfig",
-]
-
-
 TEXT_COLUMNS = ("sentence1", "sentence2")  # columns of a row with its texts
 
 

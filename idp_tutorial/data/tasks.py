@@ -26,9 +26,6 @@ from idp_tutorial.data.synthetic import make_rows
 from idp_tutorial.data.task import TEMPLATES, Task, TaskConfig
 from idp_tutorial.utils.checks import Range, check_name
 
-__all__ = ["TASKS", "load_task", "load_config_task"]
-
-
 _SENTIMENT: dict[str, Any] = dict(
     labels=("negative", "positive"), label_words=("terrible", "great")
 )

@@ -53,24 +53,6 @@ from idp_tutorial.utils.options import check_option_name, declared_options
 
 _MIN_LABEL_RANGE, _MAX_LABEL = 1e-30, 1e30  # of a regression, which is computed in float32
 
-__all__ = [
-    "is_saved_dataset",
-    "select_splits",
-    "resolve_columns",
-    "iterate_texts",
-    "iterate_records",
-    "parse_label",
-    "check_labels",
-    "format_labels",
-    "decode_hub_label",
-    "sort_class_names",
-    "make_task",
-    "hold_out_rows",
-    "load_table_task",
-    "register_table_task",
-]
-
-
 # ---- where the splits are
 
 

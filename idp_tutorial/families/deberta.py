@@ -14,8 +14,6 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.families.family import register_family
 
-__all__ = ["DebertaBackbone"]
-
 
 class DebertaBackbone(Backbone):
     """DeBERTa 1 to 3: relative positions of the current sequence; no prompts of keys and values."""

@@ -8,8 +8,6 @@ from idp_tutorial.core.prompt_key_values import split_heads
 from idp_tutorial.families.explicit_layer import ExplicitLayerBackbone
 from idp_tutorial.families.family import register_family
 
-__all__ = ["DistilBertBackbone"]
-
 
 class DistilBertBackbone(ExplicitLayerBackbone):
     """DistilBERT: BERT without token types."""

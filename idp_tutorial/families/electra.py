@@ -11,8 +11,6 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.families.family import register_family
 
-__all__ = ["ElectraBackbone"]
-
 
 class ElectraBackbone(Backbone):
     """ELECTRA: word embeddings, and prompts among them, can be narrower than `d`."""

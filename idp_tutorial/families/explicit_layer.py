@@ -14,8 +14,6 @@ from torch import Tensor
 from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompt_key_values import select_position
 
-__all__ = ["ExplicitLayerBackbone"]
-
 
 class ExplicitLayerBackbone(Backbone):
     """Backbone whose library layers accept no cache; `_compute_layer` reimplements them."""

@@ -15,8 +15,6 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.core.prompt_key_values import select_position, split_heads
 from idp_tutorial.families.family import register_family
 
-__all__ = ["GPT2Backbone"]
-
 
 class GPT2Backbone(Backbone):
     """GPT-2: causal, with LayerNorm before each block; the last token represents the text."""

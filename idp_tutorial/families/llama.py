@@ -16,8 +16,6 @@ from idp_tutorial.core.backbone import Backbone, Layout
 from idp_tutorial.core.prompt_key_values import split_heads
 from idp_tutorial.families.family import register_family
 
-__all__ = ["apply_rotary_embedding", "LlamaBackbone", "GemmaBackbone"]
-
 
 def apply_rotary_embedding(
     x: Tensor,  # queries or keys `[B,n_heads,T,d_head]`

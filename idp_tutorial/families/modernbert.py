@@ -10,8 +10,6 @@ from idp_tutorial.families.explicit_layer import ExplicitLayerBackbone
 from idp_tutorial.families.family import register_family
 from idp_tutorial.families.llama import apply_rotary_embedding
 
-__all__ = ["ModernBertBackbone"]
-
 
 class ModernBertBackbone(ExplicitLayerBackbone):
     """ModernBERT: some layers attend only to positions within a window on both sides.

@@ -17,8 +17,6 @@ from idp_tutorial.families.explicit_layer import ExplicitLayerBackbone
 from idp_tutorial.families.family import register_family
 from idp_tutorial.families.roberta import RobertaBackbone
 
-__all__ = ["MPNetBackbone"]
-
 
 class MPNetBackbone(ExplicitLayerBackbone, RobertaBackbone):
     """MPNet: relative position bias, in which prompts and their keys are tokens to the left."""

@@ -13,8 +13,6 @@ from idp_tutorial.core.backbone import Backbone
 from idp_tutorial.families.family import register_family
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["RobertaBackbone"]
-
 
 class RobertaBackbone(Backbone):
     """RoBERTa, XLM-RoBERTa or CamemBERT: position ids start after the padding id."""

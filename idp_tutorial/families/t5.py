@@ -14,8 +14,6 @@ from idp_tutorial.core.backbone import Backbone, Layout
 from idp_tutorial.core.prompt_key_values import split_heads
 from idp_tutorial.families.family import register_family
 
-__all__ = ["T5Backbone"]
-
 
 class T5Backbone(Backbone):
     """Encoder of T5: a relative position bias, in which prompts are tokens to the left.

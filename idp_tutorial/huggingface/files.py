@@ -31,8 +31,6 @@ from idp_tutorial.saving.hub import SavedPrompts
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import collect_versions
 
-__all__ = ["prompt_tensors", "read_prompt_settings", "save_prompt", "restore_prompt"]
-
 
 def _describe_named_backbone(bb: Backbone) -> dict[str, Any] | None:
     """Describe the model as `idp predict` loads it by name; None if it cannot."""

@@ -40,8 +40,6 @@ from idp_tutorial.saving.hub import push_to_hub, read_saved_prompts
 from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import UserError, check_name
 
-__all__ = ["PromptModel", "get_prompt_model"]
-
 # arguments of a Hugging Face model that change nothing, or nothing while they are false
 _HARMLESS_ARGUMENTS = ("return_dict", "use_cache")
 

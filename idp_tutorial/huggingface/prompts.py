@@ -28,15 +28,6 @@ from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.methods.method_registry import ALL_METHODS, METHOD_KINDS, MethodConfig
 from idp_tutorial.utils.checks import Range, UserError, check_choice, check_int, check_name
 
-__all__ = [
-    "HEADS",
-    "TASK_TYPES",
-    "PromptSettings",
-    "find_label_token_ids",
-    "make_prompt_settings",
-    "build_planned_model",
-]
-
 HEADS = {
     "keep": "the model's own classifier",
     "classification": "a new one",

@@ -22,8 +22,6 @@ from idp_tutorial.methods import (  # noqa: F401 (each registers its methods)
 )
 from idp_tutorial.methods.method_registry import METHODS, MethodConfig, register
 
-__all__ = ["METHODS", "register", "HeadOnlyConfig", "late_prompt_methods", "methods_with_head"]
-
 
 @register(
     "head-only",

@@ -20,8 +20,6 @@ from idp_tutorial.methods.text_init import TextInitConfig, text_keys_values
 from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.utils.checks import Range, UserError, require_packages
 
-__all__ = ["CartridgeKeyValues", "CartridgePromptConfig"]
-
 
 class CartridgeKeyValues(PromptSource):
     """Keys and values of all layers, of which the first token is frozen (peft's cartridge).

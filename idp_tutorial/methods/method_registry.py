@@ -26,27 +26,6 @@ from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.utils.checks import Range, UserError, check_choice
 from idp_tutorial.utils.options import Option, check_options, declared_options
 
-__all__ = [
-    "INSERTION_POINTS",
-    "METHOD_KINDS",
-    "METHODS",
-    "CONTROL_METHODS",
-    "ALL_METHODS",
-    "Plan",
-    "PromptPosition",
-    "LayerNumber",
-    "BottleneckWidth",
-    "StandardDeviation",
-    "MethodConfig",
-    "PromptConfig",
-    "InputPromptConfig",
-    "LatePromptConfig",
-    "WeightsConfig",
-    "Method",
-    "register",
-    "require_equal_widths",
-]
-
 INSERTION_POINTS = {  # where prompt vectors enter → description
     "nowhere": "no prompt vectors",
     "input": "among the word vectors, or in front of them",

@@ -21,8 +21,6 @@ from idp_tutorial.training.config import TrainingConfig
 from idp_tutorial.utils.checks import require_packages
 from idp_tutorial.utils.options import Probability
 
-__all__ = ["ShadowNetwork", "CorrectStates", "ShadowNetworkConfig"]
-
 _ADAPTER = "default"  # name of peft's only adapter
 
 

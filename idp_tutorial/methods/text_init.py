@@ -19,8 +19,6 @@ from idp_tutorial.core.prompt_key_values import PromptKeyValues
 from idp_tutorial.methods.method_registry import PromptConfig
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["TextInitConfig", "prompt_token_ids", "text_word_vectors", "text_keys_values"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextInitConfig(PromptConfig):

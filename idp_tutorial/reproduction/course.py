@@ -44,28 +44,6 @@ from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.records import read_records
 
-__all__ = [
-    "ScoreTable",
-    "build_results_table",
-    "COURSE_SENTENCES",
-    "encode_course_sentences",
-    "encode_with_template",
-    "load_records",
-    "load_short_task",
-    "compute_prompts_and_labels",
-    "build_static_prompt",
-    "build_generated_prompt",
-    "train_and_test_plan",
-    "course_seeds",
-    "load_course_scores",
-    "format_scores",
-    "store_or_compare_scores",
-    "build_score_table",
-    "show_panel",
-    "show_slider",
-]
-
-
 COURSE_SENTENCES = {
     "The soda was cold.": 1,
     "The soda was warm.": 0,

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from idp_tutorial.utils.digests import asset_path
 
-__all__ = ["check"]
-
 
 class Answer(NamedTuple):
     """Expected answer to an exercise, and advice after a wrong one."""

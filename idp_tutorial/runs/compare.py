@@ -79,24 +79,6 @@ from idp_tutorial.utils.durable_files import folder_lock, write_atomically
 from idp_tutorial.utils.hub_access import is_hub_reachable
 from idp_tutorial.utils.records import dump_record, read_existing_records
 
-__all__ = [
-    "OTHER_RECORDS_FILE",
-    "validate_comparison",
-    "check_longest_example",
-    "dry_run_comparison",
-    "measure_step",
-    "seconds_of_runs",
-    "estimate_training",
-    "steps_within",
-    "choose_backbone",
-    "run_seeds",
-    "choose_method_config",
-    "compare_methods",
-    "compare_and_write",
-    "Comparison",
-    "compare",
-]
-
 logger = logging.getLogger(__name__)
 
 

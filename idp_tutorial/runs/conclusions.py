@@ -12,11 +12,6 @@ import pandas as pd
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.statistics import estimate_contrast
 
-__all__ = [
-    "Advice",
-    "advise",
-]
-
 
 class Advice(NamedTuple):
     """The method that a comparison recommends, and why."""

@@ -3,8 +3,6 @@
 The command reads them without importing PyTorch, so that `--help` answers at once.
 """
 
-__all__ = ["DEFAULT_METHODS", "DEFAULT_OPTIONS", "DEFAULT_EVALUATIONS", "default_minutes"]
-
 DEFAULT_METHODS = ("majority", "words", "probe", "prompt-tuning", "lpt-npg", "id-spam", "lora")
 DEFAULT_OPTIONS = dict(steps=240, prompt_length=5)  # of runs
 DEFAULT_EVALUATIONS = 4  # of each run, on the validation split

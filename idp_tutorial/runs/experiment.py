@@ -47,16 +47,6 @@ from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import append_record, describe_differences, dump_record, git_state
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, remove_snapshots
 
-__all__ = [
-    "REPORT_FOLDER",
-    "Experiment",
-    "run_experiment",
-    "score_controls",
-    "warn_of_better_controls",
-    "write_test_report",
-    "train_and_save",
-]
-
 REPORT_FOLDER = "report"  # in the folder of a trained model; a repository on the hub lacks it
 
 

@@ -34,18 +34,6 @@ from idp_tutorial.utils.checks import DivergenceError
 from idp_tutorial.utils.durable_files import folder_lock
 from idp_tutorial.utils.process import process_state
 
-__all__ = [
-    "MAX_EXTRA_LEARNING_RATES",
-    "describe_lr_selection",
-    "extend_learning_rate_grid",
-    "LearningRateTrials",
-    "try_learning_rates",
-    "train_at_learning_rate",
-    "search_learning_rate",
-    "choose_learning_rate",
-    "choose_head_learning_rate",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -27,16 +27,6 @@ from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import file_lock, write_atomically
 from idp_tutorial.utils.process import process_state
 
-__all__ = [
-    "logits_name",
-    "split_outputs",
-    "has_logits",
-    "load_logits",
-    "save_logits",
-    "write_run_arrays",
-    "majority_vote_score",
-]
-
 _Arrays = dict[str, np.ndarray]  # name, such as `test` or `test_label`: values
 
 

@@ -50,20 +50,6 @@ from idp_tutorial.utils.records import (
 )
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE
 
-__all__ = [
-    "input_digests",
-    "backbone_digest",
-    "run_digests",
-    "make_fingerprint",
-    "run_key",
-    "build_record",
-    "format_summary_line",
-    "RunStore",
-    "checkpoint_folder",
-    "remove_checkpoints",
-]
-
-
 _FIELDS = [f.name for f in fields(RecordFields)]
 
 

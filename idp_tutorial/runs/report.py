@@ -27,17 +27,6 @@ from idp_tutorial.data.user_data import format_labels
 from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.durable_files import write_atomically
 
-__all__ = [
-    "N_BINS",
-    "REPORT_FILE",
-    "Report",
-    "bin_by_confidence",
-    "expected_calibration_error",
-    "require_reportable",
-    "make_report",
-    "write_report",
-]
-
 N_BINS = 15  # bins of equal width from 0 to 1
 REPORT_FILE = "report.md"
 _MAX_ERRORS = 20  # errors in `report.md`; `errors.csv` has all

@@ -27,17 +27,6 @@ from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.records import dump_record
 
-__all__ = [
-    "select_finished",
-    "estimate_interval",
-    "results_table",
-    "format_table",
-    "check_same_settings",
-    "plot_scores",
-    "write_results",
-]
-
-
 _GROUP_COLUMNS = ["task", "shots", "backbone", "head", "method"]  # fields that define a row
 
 

@@ -38,30 +38,6 @@ from idp_tutorial.utils.records import collect_versions, config_fingerprint, ren
 from idp_tutorial.utils.schemas import Count, check_schema
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors, save_tensors
 
-__all__ = [
-    "path_notes_folder",
-    "remember_local_backbone",
-    "recall_backbone_path",
-    "READABLE_DESCRIPTION_FILE",
-    "SAVE_FORMAT",
-    "PROMPT_MODEL_FORMAT",
-    "SavedBackbone",
-    "SavedPromptModel",
-    "SavedModel",
-    "write_prompts",
-    "read_prompts",
-    "read_fingerprint",
-    "describe_run",
-    "parse_run",
-    "parse_saved_run",
-    "check_save_format",
-    "tensor_shapes",
-    "describe_weights",
-    "describe_backbone",
-    "check_backbone_matches",
-    "load_saved_backbone",
-]
-
 
 def path_notes_folder() -> Path:
     """Return the folder of the notes, below `$IDP_CACHE` or `~/.cache/idp_tutorial`."""

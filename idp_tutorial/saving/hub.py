@@ -35,19 +35,6 @@ from idp_tutorial.utils.records import (
     load_record,
 )
 
-__all__ = [
-    "MODEL_CARD_FILE",
-    "RECORD_FILE",
-    "HUB_FILES",
-    "write_model_card",
-    "read_run_record",
-    "push_to_hub",
-    "resolve_model_folder",
-    "SavedPrompts",
-    "read_saved_prompts",
-]
-
-
 MODEL_CARD_FILE = "README.md"
 RECORD_FILE = "record.jsonl"
 # files of a repository

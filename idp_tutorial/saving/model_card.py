@@ -22,8 +22,6 @@ from idp_tutorial.data.task import TEXT_COLUMNS, Task
 from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.saving.descriptions import PROMPT_MODEL_FORMAT, parse_run
 
-__all__ = ["wilson_interval", "build_model_card"]
-
 
 def wilson_interval(
     score: float,  # proportion in percent, such as an accuracy

@@ -21,9 +21,6 @@ from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.utils.checks import UserError, require_packages
 from idp_tutorial.utils.durable_files import write_atomically
 
-__all__ = ["PEFT_TYPES", "to_peft"]
-
-
 PEFT_TYPES = {  # method → type of peft
     "prompt-tuning": "PROMPT_TUNING",
     "p-tuning-v2": "PREFIX_TUNING",

@@ -47,14 +47,6 @@ from idp_tutorial.utils.durable_files import write_atomically
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.records import collect_versions, dump_record
 
-__all__ = [
-    "word_vectors_digest",
-    "save_pretrained",
-    "build_saved_model",
-    "from_pretrained",
-    "load_first_stage",
-]
-
 
 def _describe_original_backbone(model: PlannedModel, cfg: RunConfig) -> dict[str, Any]:
     """Describe the backbone as it was before training."""

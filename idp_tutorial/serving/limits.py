@@ -9,8 +9,6 @@ from typing import Annotated, ClassVar
 from idp_tutorial.utils.checks import Range, UserError
 from idp_tutorial.utils.options import check_options
 
-__all__ = ["ServerLimits"]
-
 
 @dataclass(frozen=True)
 class ServerLimits:

@@ -40,8 +40,6 @@ from idp_tutorial.training.evaluation import (
 from idp_tutorial.training.examples import encode_rows, select_template
 from idp_tutorial.utils.checks import Range, UserError, check_name
 
-__all__ = ["run_joint_batch", "TaskModel", "MultiTaskModel"]
-
 
 class TaskModel(NamedTuple):
     """A trained model of one task, with the task and the config that built it."""

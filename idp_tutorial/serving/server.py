@@ -26,8 +26,6 @@ from idp_tutorial.utils.checks import UserError, check_name, is_panic, require_p
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["Batcher", "parse_request", "create_app", "run_app"]
-
 _REQUEST_HINT = (
     'send an object such as {"text": "…"} or {"text": ["…", "…"]}, with "text2" for pairs, and '
     '"task" if the server has several'

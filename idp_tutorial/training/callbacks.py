@@ -17,8 +17,6 @@ from idp_tutorial.utils.checks import UserError, check_choice
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
-__all__ = ["LogFormat", "make_log_callbacks", "list_callbacks", "CallbackRunner"]
-
 LogFormat = Literal["tensorboard", "wandb"]
 
 

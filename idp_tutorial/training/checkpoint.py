@@ -42,15 +42,6 @@ from idp_tutorial.utils.tensor_files import (
     write_snapshot,
 )
 
-__all__ = [
-    "run_fingerprint",
-    "get_random_state",
-    "set_random_state",
-    "check_optimizer_state",
-    "Checkpoint",
-]
-
-
 # training can change the backbone of a model, which may be interrupted and then resumed
 _initial_ids: WeakKeyDictionary[PlannedModel, str] = WeakKeyDictionary()
 

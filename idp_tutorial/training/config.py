@@ -15,8 +15,6 @@ from idp_tutorial.data.task import TaskConfig
 from idp_tutorial.utils.checks import Range, check_choice, check_name
 from idp_tutorial.utils.options import check_options
 
-__all__ = ["MachineConfig", "TrainingConfig"]
-
 _Config = TypeVar("_Config", bound="TrainingConfig")
 _Count = Annotated[int, Range(1, 10**9)]
 _Size = Annotated[int, Range(1, 10**6)]

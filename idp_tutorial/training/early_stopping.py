@@ -6,8 +6,6 @@ Scores on a small validation split are often equal, so the validation loss decid
 import math
 from collections.abc import Sequence
 
-__all__ = ["find_best_evaluation", "should_stop_early"]
-
 
 def find_best_evaluation(
     history: Sequence[tuple[int, float]],  # (step, score) of every evaluation, at least one

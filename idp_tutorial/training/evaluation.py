@@ -27,22 +27,6 @@ from idp_tutorial.training.examples import encode_for_model
 from idp_tutorial.utils.batch import Batch
 from idp_tutorial.utils.checks import DivergenceError, UserError
 
-__all__ = [
-    "CPU_BATCH_TOKENS",
-    "explain_non_finite",
-    "batch_by_length",
-    "predict_logits",
-    "generate_answers",
-    "model_outputs",
-    "evaluate",
-    "compute_output_loss",
-    "iterate_batches",
-    "require_text_columns",
-    "generate",
-    "format_predictions",
-    "predict",
-]
-
 
 def explain_non_finite(
     model: nn.Module,

@@ -27,20 +27,6 @@ from idp_tutorial.data.task import Task
 from idp_tutorial.training.cache import attach_cached_states
 from idp_tutorial.training.config import TrainingConfig
 
-__all__ = [
-    "TOKEN_DTYPES",
-    "PackedExamples",
-    "pack_examples",
-    "encode_rows",
-    "select_template",
-    "precompute_source_inputs",
-    "encode_for_model",
-    "encode_for_evaluation",
-    "count_cut_texts",
-    "encode_training_splits",
-]
-
-
 # columns with one value per token
 TOKEN_DTYPES = {"input_ids": np.int32, "token_type_ids": np.int16}
 

@@ -25,14 +25,6 @@ from idp_tutorial.utils.checks import Range, UserError, parse_number
 from idp_tutorial.utils.digests import compute_digest
 from idp_tutorial.utils.durable_files import open_atomically, remove_stale_part_files
 
-__all__ = [
-    "INDEX_DTYPE",
-    "INDEX_FOOTER_BYTES",
-    "example_key",
-    "cache_size_bytes",
-    "StateStore",
-]
-
 
 def _digest(size: int, *blocks: Any) -> bytes:
     """Return a digest of `size` bytes of all blocks in order."""

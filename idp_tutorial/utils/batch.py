@@ -13,8 +13,6 @@ from torch import Tensor
 
 from idp_tutorial.utils.checks import UserError
 
-__all__ = ["Batch", "require"]
-
 # fields on which the lengths depend
 _MEASURED_FIELDS = ("attention_mask", "answer_start", "start_layer")
 

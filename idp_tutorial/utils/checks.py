@@ -21,29 +21,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = [
-    "EXTRA_OF_PACKAGE",
-    "UserError",
-    "MissingFileError",
-    "DivergenceError",
-    "MismatchError",
-    "list_choices",
-    "check_choice",
-    "is_number",
-    "Range",
-    "check_int",
-    "parse_number",
-    "closest_match",
-    "check_name",
-    "explain_os_error",
-    "is_out_of_memory",
-    "is_panic",
-    "explain_panics",
-    "check_writable_folder",
-    "require_packages",
-]
-
-
 _T = TypeVar("_T")
 
 

@@ -11,17 +11,6 @@ from pathlib import Path
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.durable_files import write_atomically
 
-__all__ = [
-    "MANIFEST_NAME",
-    "compute_digest",
-    "file_digest",
-    "write_manifest",
-    "read_manifest",
-    "find_damaged_file",
-    "require_intact_files",
-    "asset_path",
-]
-
 
 def compute_digest(
     chunks: Iterable,  # byte strings, or arrays of bytes

@@ -36,20 +36,6 @@ from filelock import FileLock, Timeout
 
 from idp_tutorial.utils.checks import UserError
 
-__all__ = [
-    "cache_folder",
-    "refuse_pipe",
-    "move_into_place",
-    "open_atomically",
-    "write_atomically",
-    "remove_stale_part_files",
-    "folder_lock",
-    "file_lock",
-    "complete_lines",
-    "append_line",
-]
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 
 from huggingface_hub import constants, get_session
 
-__all__ = ["is_hub_reachable", "offline_if_unreachable", "split_revision"]
-
 
 def is_hub_reachable() -> bool:
     """Return whether the hub answers within 3 s (or `HF_HUB_ETAG_TIMEOUT`); False if offline."""

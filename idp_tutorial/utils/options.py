@@ -24,14 +24,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from idp_tutorial.utils.checks import Range, UserError, closest_match
 from idp_tutorial.utils.schemas import check_type
 
-__all__ = [
-    "Probability",
-    "Option",
-    "declared_options",
-    "check_options",
-    "check_option_name",
-]
-
 
 class _FilledText:
     """Check of a text that must not be empty, as of all texts without a rule of their own."""

@@ -16,14 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = [
-    "process_state",
-    "MessageHandler",
-    "show_warnings",
-    "handle_messages",
-]
-
-
 _STATE_LOCK = threading.Lock()  # held while `PartialState` is created
 
 

@@ -35,31 +35,6 @@ from idp_tutorial.utils.durable_files import (
 from idp_tutorial.utils.process import process_state
 from idp_tutorial.utils.schemas import Count, Finite, Rule, check_type
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "RECORDED_PACKAGES",
-    "renew_digests",
-    "config_to_record",
-    "config_fingerprint",
-    "describe_differences",
-    "collect_versions",
-    "append_record",
-    "RecordFields",
-    "check_record",
-    "read_records",
-    "parse_conditions",
-    "select_records",
-    "read_existing_records",
-    "git_state",
-    "processor_name",
-    "gpu_name",
-    "format_command_line",
-    "collect_provenance",
-    "dump_record",
-    "load_record",
-]
-
-
 _DIGEST_PATTERN = re.compile(r"[0-9a-f]{16}")
 
 

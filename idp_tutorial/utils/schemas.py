@@ -18,9 +18,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from idp_tutorial.utils.checks import MismatchError, Range, UserError, is_number, list_choices
 
-__all__ = ["Rule", "Finite", "Count", "check_type", "check_schema", "check_structure"]
-
-
 _LARGEST = sys.float_info.max  # JSON has integers beyond it
 
 

@@ -27,19 +27,6 @@ from torch import Tensor
 from idp_tutorial.utils.checks import UserError, explain_os_error
 from idp_tutorial.utils.durable_files import refuse_pipe, write_atomically
 
-__all__ = [
-    "PROMPTS_FILE",
-    "METADATA_KEY",
-    "serialise_tensors",
-    "deserialise_tensors",
-    "save_tensors",
-    "list_snapshots",
-    "write_snapshot",
-    "read_last_snapshot",
-    "remove_snapshots",
-]
-
-
 PROMPTS_FILE = "prompts.safetensors"  # name of the file in the folder of a saved model
 METADATA_KEY = "idp_tutorial"  # key of the safetensors metadata: a digest, a space, JSON
 _MAX_HEADER_BYTES = 2**25  # names, shapes and description; a snapshot has some thousands of bytes

@@ -1,12 +1,5 @@
 """The verdict on a claim about a difference, from its interval and its number of runs."""
 
-__all__ = [
-    "VERDICT_MEANINGS",
-    "EQUIVALENCE_MARGIN",
-    "has_enough_runs",
-    "decide_verdict",
-]
-
 VERDICT_MEANINGS = {
     "seen": "the interval excludes 0, on the side of the claim",
     "opposite": "the interval excludes 0, on the other side",

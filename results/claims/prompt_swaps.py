@@ -14,12 +14,6 @@ from idp_tutorial.training.evaluation import iterate_batches
 from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.checks import UserError
 
-__all__ = [
-    "collect_prompts",
-    "predict_with_prompts",
-    "evaluate_prompt_swaps",
-]
-
 
 def _predict_with_sources(
     model: PlannedModel,

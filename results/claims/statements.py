@@ -20,15 +20,6 @@ from idp_tutorial.reproduction.efficiency.published_counts import published_coun
 from idp_tutorial.reproduction.papers.published_scores import TASK_NAMES, load_published_scores
 from idp_tutorial.utils.checks import UserError
 
-__all__ = [
-    "StatementCheck",
-    "STATEMENT_CHECKS",
-    "check_statement",
-    "printed_differences",
-    "published_means",
-]
-
-
 AVERAGE = "Avg"  # the published name of the mean of all tasks
 MINUS = " − "  # between the two methods of a printed difference
 

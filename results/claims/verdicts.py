@@ -54,20 +54,6 @@ from results.claims.statements import (
     task_key,
 )
 
-__all__ = [
-    "CLAIM_KINDS",
-    "CLAIM_VERDICTS",
-    "read_claims",
-    "write_claims",
-    "judge_claims",
-    "update_claims",
-    "count_verdicts",
-    "count_contrasts",
-    "format_claim_effect",
-    "format_verdict",
-]
-
-
 MEASURED = "measured here"
 CLAIM_KINDS = {
     MEASURED: "a contrast of records of this project",

@@ -19,13 +19,6 @@ from idp_tutorial.training.examples import encode_rows
 from idp_tutorial.utils.checks import DivergenceError, UserError
 from results.depth.probe_config import ProbeConfig
 
-__all__ = [
-    "StateProbe",
-    "mutual_information",
-    "states_by_layer",
-    "probe_layers",
-]
-
 
 class StateProbe(nn.Module):
     """Classifier q(y|h) of LPT's Appendix A: transformer layers and a linear layer on the mean."""

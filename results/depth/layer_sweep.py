@@ -72,20 +72,6 @@ from idp_tutorial.utils.records import collect_provenance, config_to_record, rea
 from results.depth.information import probe_layers
 from results.depth.probe_config import ProbeConfig
 
-__all__ = [
-    "check_single_sweep",
-    "plan_layer_sweep",
-    "sweep_prompt_layer",
-    "sweep_table",
-    "sweep_file",
-    "depth_profile_table",
-    "choice_matches_sweep",
-    "load_or_choose_layer",
-    "try_choose_layer",
-    "layer_choice_regret",
-    "measure_information_curves",
-]
-
 logger = logging.getLogger(f"idp_tutorial.{__name__}")  # whose messages commands print
 
 _VARYING_FIELDS = {  # the fields in which records of one sweep may differ

@@ -6,8 +6,6 @@ from typing import Annotated
 from idp_tutorial.utils.checks import Range, UserError
 from idp_tutorial.utils.options import check_options
 
-__all__ = ["ProbeConfig"]
-
 _Count = Annotated[int, Range(1, hint="it is an option of the probe")]
 
 

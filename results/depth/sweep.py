@@ -23,8 +23,6 @@ from idp_tutorial.utils.checks import DivergenceError, require_packages
 from idp_tutorial.utils.process import handle_messages
 from results.depth.probe_config import ProbeConfig
 
-__all__ = ["SweepOptions", "sweep_command"]
-
 
 def _validate(
     methods: list[str], base: Any, layers: list[int] | None, options: "SweepOptions"

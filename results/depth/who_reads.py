@@ -24,17 +24,6 @@ from idp_tutorial.runs.statistics import paired_bootstrap, per_example_scores
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import read_records
 
-__all__ = [
-    "read_depth_records",
-    "select_chosen_runs",
-    "contrast_by_depth",
-    "contrast_with_control",
-    "estimate_slope",
-    "contrast_by_step",
-    "READER_MEASUREMENTS",
-    "mechanism_table",
-]
-
 INPUT_METHODS = ("prompt-tuning", "s-idpg-phm")
 TUNING_SEEDS = 2  # a learning rate is chosen by the validation scores of seeds 0 and 1
 

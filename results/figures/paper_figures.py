@@ -35,21 +35,6 @@ from idp_tutorial.utils.checks import DivergenceError, check_name
 from idp_tutorial.utils.durable_files import file_lock
 from results.claims.prompt_swaps import collect_prompts
 
-__all__ = [
-    "MeasureFunction",
-    "SIMILARITY_THRESHOLD",
-    "FIGURE_SEEDS",
-    "FIGURE_EXPERIMENTS",
-    "embed_examples",
-    "prompt_similarity_correlation",
-    "pair_cosines",
-    "precision_at_n",
-    "bootstrap_precision_error",
-    "length_differences",
-    "FigureExperiment",
-    "reproduce_figure",
-]
-
 
 def _pairwise_cosines(x: Tensor) -> Tensor:
     """Return the cosines of all pairs of examples after centring `[N(N−1)/2]`."""

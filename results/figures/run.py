@@ -15,8 +15,6 @@ from typing import Annotated, Any, Literal
 from idp_tutorial.cli.commands import CommandOptions, command
 from idp_tutorial.utils.checks import Range, check_writable_folder
 
-__all__ = ["FiguresOptions", "figure_options", "figures_command"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FiguresOptions(CommandOptions):

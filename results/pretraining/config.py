@@ -7,8 +7,6 @@ from idp_tutorial.utils.checks import Range, UserError
 from idp_tutorial.utils.options import check_options
 from idp_tutorial.utils.schemas import Rule
 
-__all__ = ["AllowEmpty", "PretrainConfig"]
-
 AllowEmpty = Rule("a text", lambda value: True)  # an empty text has a meaning of its own
 
 

@@ -35,16 +35,6 @@ from idp_tutorial.utils.digests import (
 )
 from idp_tutorial.utils.durable_files import folder_lock, write_atomically
 
-__all__ = [
-    "SPECIAL_TOKENS",
-    "read_corpus",
-    "train_tokenizer",
-    "encode_stream",
-    "draw_windows",
-    "gather_windows",
-    "prepare_text",
-]
-
 
 def read_lines(
     *paths: Path | str,  # text files with a document per line, or `.jsonl` of task rows; also `.xz`

@@ -14,14 +14,6 @@ from idp_tutorial.core.random_numbers import forked_random_numbers
 from idp_tutorial.utils.checks import UserError
 from results.pretraining.corpus import draw_windows
 
-__all__ = [
-    "project_teacher_embeddings",
-    "align_tokens",
-    "encode_aligned_streams",
-    "average_spans",
-    "DistillationLoss",
-]
-
 
 @torch.no_grad()
 def project_teacher_embeddings(

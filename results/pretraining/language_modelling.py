@@ -15,15 +15,6 @@ from results.pretraining.corpus import (
     gather_windows,
 )
 
-__all__ = [
-    "mask_tokens",
-    "sample_next_tokens",
-    "lm_loss",
-    "create_language_model",
-    "compute_losses",
-    "evaluate_held_out",
-]
-
 
 def mask_tokens(
     ids: Tensor,  # token ids `[B,T]`

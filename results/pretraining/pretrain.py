@@ -46,19 +46,6 @@ from results.pretraining.language_modelling import (
     evaluate_held_out,
 )
 
-__all__ = [
-    "MasterWeightOptimizer",
-    "write_pretraining_checkpoint",
-    "load_pretraining_checkpoint",
-    "load_master_weights",
-    "find_weights_file",
-    "load_initial_weights",
-    "check_stream_length",
-    "pretrain",
-    "save_backbone",
-]
-
-
 logger = logging.getLogger(f"idp_tutorial.{__name__}")  # whose messages commands print
 
 

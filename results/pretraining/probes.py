@@ -9,8 +9,6 @@ from idp_tutorial.data.task import Task, require_classes
 from idp_tutorial.reproduction.analysis.probes import layer_features
 from idp_tutorial.training.examples import encode_rows
 
-__all__ = ["fit_linear_probes"]
-
 
 def fit_linear_probes(
     bb: Backbone,

@@ -29,8 +29,6 @@ from idp_tutorial.cli.commands import CommandOptions, command, refuse_given
 from idp_tutorial.utils.process import handle_messages
 from results.pretraining.config import AllowEmpty, PretrainConfig
 
-__all__ = ["PretrainOptions", "pretrain_command"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainOptions(PretrainConfig, CommandOptions):

@@ -34,8 +34,6 @@ from idp_tutorial.utils.checks import (
 )
 from idp_tutorial.utils.process import MessageHandler, handle_messages
 
-__all__ = ["BenchOptions", "bench_command"]
-
 AXES = ("prompt_length", "length", "depth", "batch")
 MEASUREMENTS = ("methods", "peft", "pipeline", "commands", *AXES)
 

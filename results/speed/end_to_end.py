@@ -39,8 +39,6 @@ from idp_tutorial.methods.all_methods import METHODS
 from idp_tutorial.utils.checks import UserError
 from idp_tutorial.utils.records import processor_name, read_records
 
-__all__ = ["END_TO_END_METHODS", "measure_end_to_end"]
-
 logger = logging.getLogger(f"idp_tutorial.{__name__}")  # whose messages commands print
 
 

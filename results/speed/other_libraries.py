@@ -34,12 +34,6 @@ from results.speed.timing import (
     time_functions,
 )
 
-__all__ = [
-    "PEFT_METHODS",
-    "time_training_steps",
-    "time_inference",
-]
-
 logger = logging.getLogger(f"idp_tutorial.{__name__}")  # whose messages commands print
 
 

@@ -45,19 +45,6 @@ from idp_tutorial.reproduction.efficiency.cost_model import (
 from idp_tutorial.training.fit import TrainLog, fit
 from idp_tutorial.utils.checks import UserError, check_name
 
-__all__ = [
-    "time_functions",
-    "BenchmarkVariant",
-    "make_timing_task",
-    "list_benchmark_variants",
-    "restore_backbone_on_exit",
-    "make_benchmark_config",
-    "benchmark_methods",
-    "SCALING_METHODS",
-    "SCALING_VALUES",
-    "time_scaling",
-]
-
 logger = logging.getLogger(f"idp_tutorial.{__name__}")  # whose messages commands print
 
 

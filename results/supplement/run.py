@@ -15,8 +15,6 @@ from typing import Any
 from idp_tutorial.cli.commands import CommandOptions, command
 from idp_tutorial.utils.checks import check_writable_folder
 
-__all__ = ["SupplementOptions", "supplement_command"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SupplementOptions(CommandOptions):

@@ -24,11 +24,6 @@ from idp_tutorial.utils.records import config_fingerprint, describe_differences
 from idp_tutorial.utils.schemas import Count, Finite, check_schema
 from idp_tutorial.utils.tensor_files import save_tensors
 
-__all__ = [
-    "append_swapped_pairs",
-    "run_supplementary_training",
-]
-
 
 def append_swapped_pairs(
     rows: list[dict],  # rows with `sentence1` and `sentence2`

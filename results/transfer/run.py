@@ -15,8 +15,6 @@ from idp_tutorial.cli.commands import ComparisonOptions, command, split_names
 from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.process import handle_messages
 
-__all__ = ["parse_label_map", "TransferOptions", "transfer_command"]
-
 
 def parse_label_map(
     text: str | None,  # LABEL=LABEL,LABEL=LABEL; None: the tasks define the map

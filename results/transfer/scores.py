@@ -69,19 +69,6 @@ from idp_tutorial.utils.checks import DivergenceError, Range, UserError, check_n
 from idp_tutorial.utils.durable_files import file_lock
 from results.claims.statements import task_key
 
-__all__ = [
-    "LabelMapHead",
-    "make_label_map",
-    "changes_class_indices",
-    "compute_headline_score",
-    "compute_majority_score",
-    "resolve_label_map",
-    "run_transfer",
-    "compare_transfer",
-    "published_transfer_table",
-    "transfer_table",
-]
-
 
 def _describe_labels(task: Task) -> str:
     """Return the label names, each with its label word if the task has label words."""

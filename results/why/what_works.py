@@ -42,25 +42,6 @@ from results.claims.verdicts import REFERENCE_CONTROLS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "collect_scores",
-    "estimate_contrast_in_setting",
-    "estimate_interaction",
-    "CONTRASTS",
-    "SETTINGS",
-    "read_factorial",
-    "read_controls",
-    "pooling_table",
-    "estimate_mean_contrast",
-    "estimate_main_effect",
-    "MatchedPlace",
-    "MATCHED_PLACES",
-    "matched_place_table",
-    "summarise_matched_places",
-    "draw_matched_places",
-    "find_collapsed_runs",
-]
-
 
 def collect_scores(
     records: Sequence[dict],  # of several tasks, methods, settings and seeds

@@ -38,25 +38,6 @@ from idp_tutorial.reproduction.papers.published_scores import (
 )
 from idp_tutorial.utils.checks import UserError, check_choice, check_name
 
-__all__ = [
-    "BACKBONE_NAMES",
-    "paper_backbone",
-    "paper_head",
-    "paper_method_fields",
-    "own_prompt_lengths",
-    "build_paper_config",
-    "describe_search_space",
-    "select_paper_learning_rates",
-    "STATIC_PROMPT_LEARNING_RATES",
-    "FIGURE_TO_TABLE",
-    "N_LAYERS_BY_BACKBONE",
-    "load_table_cells",
-    "parse_shots",
-    "scale_to_backbone",
-    "plan_table_runs",
-]
-
-
 BACKBONE_NAMES = {  # published name: name on the Hugging Face hub
     "RoBERTa-large": "roberta-large",
     "RoBERTa-base": "roberta-base",

@@ -14,13 +14,6 @@ import pandas as pd
 
 from idp_tutorial.utils.checks import check_name
 
-__all__ = [
-    "METHOD_NAMES",
-    "TASK_NAMES",
-    "load_published_tables",
-    "load_published_scores",
-]
-
 
 def _read_asset_csv(name: str) -> pd.DataFrame:
     """Return the table in a CSV file of the package's `assets` folder."""

@@ -41,10 +41,6 @@ from idp_tutorial.runs.tables import select_finished
 from idp_tutorial.utils.checks import Range, UserError, check_writable_folder
 from idp_tutorial.utils.durable_files import file_lock
 
-__all__ = [
-    "reproduce_table",
-]
-
 logger = logging.getLogger(__name__)
 
 

@@ -21,7 +21,12 @@ from idp_tutorial.cli.main import COMMAND_NAMES, load_command
 from idp_tutorial.minimal import NPG
 from idp_tutorial.runs.statistics import estimate_contrast
 from idp_tutorial.utils.records import read_records
-from results.depth.who_reads import contrast_by_depth, mechanism_table, read_depth_records
+from results.depth.who_reads import (
+    contrast_by_depth,
+    estimate_slope,
+    mechanism_table,
+    read_depth_records,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINE_PATH = re.compile(r"(?<![\w.~$}\])/])/(?:home|root|work|tmp|Users)/[\w.-]+")
@@ -480,16 +485,20 @@ def test_the_front_page_states_stored_scores():
 
 def test_the_first_paragraph_states_stored_differences():
     introduction = read_readme().split("![")[0]
-    stated = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d", introduction)]
     by_layers_above = {}
     for task in ("trec-600", "subj-k1000-600"):
         records = read_depth_records(ROOT / f"results/why/layers-{task}.jsonl")
         for row in contrast_by_depth(records).itertuples():
             by_layers_above[task[:4], row.layers_above] = row.effect, row.low, row.high
-    assert stated == [round(value, 1) for value in by_layers_above["trec", 15]]
-    for place in (("trec", 1), ("trec", 6), ("subj", 1)):
-        effect, low, high = (f"{value:.0f}" for value in by_layers_above[place])
-        assert re.search(rf"\b{effect}\b[^.]*\b{low} to {high}\)", introduction)
+    growth = estimate_slope(records)  # of Subj, in points for each layer
+    between = [5 * growth[key] for key in ("effect", "low", "high")]
+    stated = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d", introduction)]
+    precise = by_layers_above["trec", 15] + by_layers_above["subj", 6]
+    assert stated == [round(value, 1) for value in precise]
+    places = [("trec", 1), ("trec", 6), ("subj", 1)]
+    for values in (*(by_layers_above[place] for place in places), between):
+        effect, low, high = (f"{value:.0f}" for value in values)
+        assert re.search(rf"\b{effect}\b[^.]*?\b{low} to {high}\)", introduction)
 
 
 def test_the_front_page_prints_the_stored_comparison(capsys, monkeypatch):

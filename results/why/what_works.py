@@ -438,12 +438,15 @@ MATCHED_PLACES: tuple[MatchedPlace, ...] = (
         )
         for layer in (15, 24, 29)
     ),
-    MatchedPlace(
-        NO_HEAD,
-        "1 layer above",
-        "lpt-npg layer=29",
-        "lpt layer=29",
-        "why/layers-subj-k1000-600.jsonl",
+    *(
+        MatchedPlace(
+            NO_HEAD,
+            f"{30 - layer} layer{'s' * (layer < 29)} above",
+            f"lpt-npg layer={layer}",
+            f"lpt layer={layer}",
+            "why/layers-subj-k1000-600.jsonl",
+        )
+        for layer in (24, 29)
     ),
     *(
         MatchedPlace(NO_WORD, "3,000 steps", *_LATE, f"why/toy-{task}-tiny.jsonl")

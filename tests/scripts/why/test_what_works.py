@@ -199,13 +199,13 @@ def places():
 
 @pytest.mark.skipif(not WHY.exists(), reason="results/why is not in this installation")
 def test_with_a_head_no_generated_prompt_is_above_a_static_one_at_its_place(places):
-    assert len(places) == len(MATCHED_PLACES) == 28
+    assert len(places) == len(MATCHED_PLACES) == 29
     assert summarise_matched_places(places) == dict(
         contrasts=22, above=0, below=6, at_or_below=18, below_2=20
     )
     others = places[~places.group.isin(TRAINED_HEAD)]
-    assert others.effect.round(1).tolist() == [2.6, 5.3, 22.1, 4.3, 24.3, 11.8]
-    assert (others.low > 0).tolist() == [False, True, True, True, True, True]
+    assert others.effect.round(1).tolist() == [2.6, 5.3, 22.1, 1.3, 4.3, 24.3, 11.8]
+    assert (others.low > 0).tolist() == [False, True, True, True, True, True, True]
     half_way = places[places.setting == "15 layers above"].iloc[0]
     assert half_way.paper == pytest.approx(2.4) and half_way.runs == 5
     figure = draw_matched_places(places)

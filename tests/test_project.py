@@ -493,7 +493,10 @@ def test_the_first_paragraph_states_stored_differences():
     growth = estimate_slope(records)  # of Subj, in points for each layer
     between = [5 * growth[key] for key in ("effect", "low", "high")]
     stated = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d", introduction)]
-    precise = by_layers_above["trec", 15] + by_layers_above["subj", 6]
+    precise = [*by_layers_above["trec", 15], *by_layers_above["subj", 6]]
+    smollm2 = "why/layers-trec-600.jsonl"
+    precise += [mean_of(smollm2, "lpt-npg", layer=29), mean_of(smollm2, "lpt", layer=0)]
+    precise.append(mean_of("claims/controls-smollm2.jsonl", "probe", task="trec"))
     assert stated == [round(value, 1) for value in precise]
     places = [("trec", 1), ("trec", 6), ("subj", 1)]
     for values in (*(by_layers_above[place] for place in places), between):

@@ -239,9 +239,8 @@ def _check_requirements(name: str, source: BackboneSource, root: Path) -> None:
     free_bytes = shutil.disk_usage(root).free
     if free_bytes < source.required_bytes:
         raise UserError(
-            f"{name!r} needs {source.required_bytes / 1e9:.1f} GB in {root}, but only "
-            f"{free_bytes / 1e9:.1f} GB are free. Free some space, or set IDP_CACHE to a folder on "
-            "a larger disk."
+            f"{name!r} needs {source.required_bytes / 1e9:.1f} GB, and {free_bytes / 1e9:.1f} GB "
+            f"are free in {root}: make room, or set IDP_CACHE to a folder on a larger disk."
         )
 
 

@@ -166,10 +166,8 @@ def _check_tokenizer_size(model: Any, tokenizer: Any, name: str) -> None:
     largest = max(set(tokenizer.get_vocab().values()) - special_ids, default=0)
     if largest >= n_rows:
         raise UserError(
-            f"the tokenizer of backbone {name!r} has token ids up to {largest}, but the word "
-            f"embeddings of the model have only {n_rows} rows. Use the tokenizer of the model; "
-            "after adding tokens, call resize_token_embeddings(len(tokenizer)) on the model and "
-            "save both."
+            f"the tokenizer of backbone {name!r} has ids up to {largest}, the model {n_rows} word "
+            "vectors: use its tokenizer, or resize_token_embeddings(len(tokenizer)) and save both."
         )
 
 
@@ -232,9 +230,8 @@ def _explain_missing_backbone(
     if name in BACKBONE_SOURCES:
         hint = f" `idp fetch {name}` downloads it."
     return (
-        f"there is no backbone {name!r}: {reason}.{hint} Without the hub you can use 'tiny', "
-        "'tiny-gpt2', 'minilm', 'smollm2' and 'mpnet' (after idp fetch), a folder, or "
-        f"weights='random' or 'meta' with one of {', '.join(FULL_SCALE_CONFIGS)}."
+        f"there is no backbone {name!r}: {reason}.{hint} Without the hub: a folder, 'tiny', "
+        "'tiny-gpt2', 'minilm', 'smollm2' or 'mpnet' (after idp fetch), or weights='random'."
     )
 
 
@@ -353,8 +350,7 @@ def load_pretrained(
     if missing:
         raise UserError(
             f"the checkpoint of backbone {name!r} lacks {len(missing)} of its tensors "
-            f"({missing[0]}, …). It is damaged, or another kind of model; download or save it "
-            "again."
+            f"({missing[0]}, …): it is damaged or another kind of model; download or save it again."
         )
     _check_unexpected_tensors(model, unexpected, name)
     _check_tokenizer_size(model, tokenizer, name)

@@ -115,17 +115,15 @@ def build_full_scale_model(
     """
     if name not in FULL_SCALE_CONFIGS or weights not in ("random", "meta"):
         raise UserError(
-            f"load_backbone({name!r}, weights={weights!r}): weights must be None, 'random' or "
-            "'meta', and the last two need one of these names: "
-            f"{', '.join(FULL_SCALE_CONFIGS)}."
+            f"weights={weights!r} of backbone {name!r} must be None, 'random' or 'meta', and the "
+            f"last two need one of {', '.join(FULL_SCALE_CONFIGS)}."
         )
     config = FULL_SCALE_CONFIGS[name]()
     unknown = [field for field in overrides if not hasattr(config, field)]
     if unknown:
         raise UserError(
-            f"load_backbone({name!r}): a {config.model_type} config has no {unknown[0]!r}. Its "
-            "sizes are hidden_size, num_hidden_layers, num_attention_heads, vocab_size and "
-            "max_position_embeddings."
+            f"{name!r} ({config.model_type}) has no {unknown[0]!r}; its sizes are hidden_size, "
+            "num_hidden_layers, num_attention_heads, vocab_size and max_position_embeddings."
         )
     config.update(overrides)
     if (config.pad_token_id or 0) >= config.vocab_size:

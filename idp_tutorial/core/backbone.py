@@ -267,9 +267,8 @@ class Backbone:
         is_checkpointed = block.training and getattr(block, "gradient_checkpointing", False)
         if kv and is_checkpointed and not getattr(block, "_can_checkpoint_with_cache", False):
             raise UserError(
-                "the gradient checkpointing of transformers drops keys and values that are given "
-                "to a layer: call gradient_checkpointing_disable() on the Hugging Face model, and "
-                "use gradient_checkpointing=True of PlannedModel or of the config instead."
+                "transformers' gradient checkpointing drops a prompt's keys and values: use "
+                "gradient_checkpointing_disable() and gradient_checkpointing=True of this package."
             )
         output = block(h, **layer_kwargs_by_type[self.layer_types[layer]], **cache)
         return output[0] if isinstance(output, tuple) else output
@@ -315,9 +314,8 @@ class Backbone:
         """Raise `UserError` if the model has no language-model head."""
         if not self.has_lm_head:
             raise UserError(
-                f"backbone {self.name!r} ({type(self.model).__name__}) has no language-model head, "
-                "so it cannot fill in a template. Use the classification head, or a backbone such "
-                "as 'tiny' or 'roberta-large'."
+                f"backbone {self.name!r} ({type(self.model).__name__}) has no language-model head: "
+                "use the classification head, or a backbone such as 'tiny' or 'roberta-large'."
             )
 
     def get_lm_head(self) -> nn.Module:  # `[...,d]` → `[...,V]`

@@ -54,9 +54,8 @@ def _cached_states(backbone: Backbone, batch: Batch, layer: int) -> Tensor:
     shape = (*batch["input_ids"].shape, backbone.d)
     if not 0 <= layer <= backbone.n_layers or h.shape != shape:
         raise UserError(
-            f"hidden_states must have shape {shape} without prompts, and start_layer must be "
-            f"between 0 and {backbone.n_layers} for backbone {backbone.name!r}; got "
-            f"{tuple(h.shape)} and {layer}."
+            f"hidden_states must have shape {shape} (no prompts) and start_layer be 0 to "
+            f"{backbone.n_layers} for {backbone.name!r}, got {tuple(h.shape)} and {layer}."
         )
     return h
 
@@ -74,9 +73,8 @@ def _embed_words(backbone: Backbone, batch: dict[str, Any]) -> Tensor:
         return word_embeddings(ids)
     except IndexError:
         raise UserError(
-            f"input_ids must be between 0 and {word_embeddings.num_embeddings - 1} for backbone "
-            f"{backbone.name!r}, got ids from {int(ids.min())} to {int(ids.max())}. Encode the "
-            "texts with the tokenizer of the backbone, without added tokens."
+            f"input_ids must be 0 to {word_embeddings.num_embeddings - 1}, got {ids.min()} to "
+            f"{ids.max()}: use the tokenizer of backbone {backbone.name!r}, without added tokens."
         ) from None
 
 

@@ -100,9 +100,8 @@ class DecodingState:
             if layer > 0 and (step.update is not None or not is_known):
                 kind = "step with an update" if is_known else type(step).__name__
                 raise UserError(
-                    f"the plan has a {kind} at layer {layer}, which generation "
-                    "supports only at INPUT and layer 0, because it would not apply to new tokens: "
-                    "use another plan or method."
+                    f"the plan has a {kind} at layer {layer}, which generation supports only at "
+                    "INPUT and layer 0: use another plan or method."
                 )
         self.prompts: dict[int, Tensor] = {}
         self.plan = {
@@ -220,9 +219,8 @@ def _check_positions(
             if length != last_length:
                 raise
             raise UserError(
-                f"{max_length - n_tokens} new tokens after an input of {n_tokens} tokens and the "
-                f"prompt exceed the {bb.max_tokens} positions of backbone {bb.name!r}: reduce "
-                "max_new_tokens, or shorten the text or the prompt."
+                f"prompt, {n_tokens} tokens and {max_length - n_tokens} new ones exceed the "
+                f"{bb.max_tokens} positions of {bb.name!r}: reduce max_new_tokens, text or prompt."
             ) from None
 
 
@@ -306,9 +304,8 @@ def generate_ids(
     T = max(map(len, texts))
     if T + max_new_tokens > bb.max_tokens:
         raise UserError(
-            f"max_new_tokens={max_new_tokens} after an input of {T} tokens exceeds the "
-            f"{bb.max_tokens} positions of backbone {bb.name!r}. Reduce max_new_tokens or shorten "
-            "the text."
+            f"max_new_tokens={max_new_tokens} after {T} tokens exceeds the {bb.max_tokens} "
+            f"positions of backbone {bb.name!r}: reduce max_new_tokens, or shorten the text."
         )
     end = bb.tokenizer.eos_token_id
     ids = [torch.tensor(text, device=bb.device) for text in texts]

@@ -34,9 +34,8 @@ def check_key_values_used(
     if not was_used:
         name = type(backbone).__name__
         raise UserError(
-            f"layer {layer} of a {backbone.family} backbone did not use the prompt's keys "
-            f"and values. Pass `kv` on in `{name}.run_layer`, or set "
-            f"`supports_kv_prompt = False` in {name}."
+            f"layer {layer} of a {backbone.family} backbone ignored the prompt's keys and values: "
+            f"pass `kv` on in `{name}.run_layer`, or set `supports_kv_prompt = False` there."
         )
 
 
@@ -47,7 +46,6 @@ def check_position_name(
     """Raise `UserError` for a position that the batch does not have."""
     if name not in tracked:
         raise UserError(
-            f"this batch has no {name!r} position, only {', '.join(tracked)}. "
-            "For 'mask', encode the examples with `task.encode(..., template='code')`, since "
-            "it needs a template."
+            f"this batch has no {name!r} position, only {', '.join(tracked)}: for 'mask', encode "
+            "the examples with a template, as `task.encode(..., template='code')` does."
         )

@@ -65,9 +65,8 @@ def exclusive_random_numbers() -> Iterator[None]:
     """
     if not _in_use.acquire(blocking=False):
         raise UserError(
-            "another thread of this process is building, training or sampling from a model, and "
-            "all threads share their random numbers: run one after the other, or in separate "
-            "processes."
+            "another thread of this process builds, trains or samples from a model, with the same "
+            "random numbers: run one after the other, or in separate processes."
         )
     try:
         yield

@@ -82,10 +82,8 @@ class Step:
         if p.dim() != 3 or p.shape != (B, p.shape[1] if t is None else t, width):
             where = "INPUT" if ctx.layer < 0 else f"layer {ctx.layer}"
             raise UserError(
-                f"{self.name!r} at {where}: the source must return a prompt of shape "
-                f"({B}, {t or 't'}, {width}) (batch, length, width), got {tuple(p.shape)}. A "
-                "static prompt needs `.expand(len(ctx.h), -1, -1)`, and `Add` and `Replace` need "
-                "as many vectors as the prompt that was inserted."
+                f"{self.name!r} at {where}: the source must return ({B}, {t or 't'}, {width}), got "
+                f"{tuple(p.shape)}; a static prompt needs `.expand(len(ctx.h), -1, -1)`."
             )
         return p.to(ctx.h.dtype)
 

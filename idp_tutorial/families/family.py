@@ -64,9 +64,8 @@ def get_family(
     """
     if config.model_type not in FAMILIES:
         raise UserError(
-            f"backbone {name!r} is a {config.model_type!r} model, which the layer loop does not "
-            f"support. Use a model of one of these families: {', '.join(sorted(FAMILIES))}; or "
-            "register another one in about twenty lines (CONTRIBUTING.md, 'Add a family')."
+            f"backbone {name!r} is a {config.model_type!r} model, which is not supported: use "
+            f"{', '.join(sorted(FAMILIES))}, or add its family (CONTRIBUTING.md)."
         )
     return FAMILIES[config.model_type]
 

@@ -58,9 +58,8 @@ class Batch(dict[str, Any]):
         is_valid, *lengths = torch.cat([is_right_padded[None].long(), mask.sum(1)]).tolist()
         if not is_valid:
             raise UserError(
-                "an example begins with padding, or has padding between its tokens. The layer loop "
-                "needs padding on the right (padding_side='right' of a tokenizer) and at least one "
-                "token in each example; `collate` does both."
+                "an example begins with padding, or has padding between its tokens: pad on the "
+                "right (padding_side='right', or `collate`), after at least one token."
             )
         answer_starts = tensors["answer_start"].tolist() if "answer_start" in tensors else None
         if answer_starts and min(answer_starts) < 1:

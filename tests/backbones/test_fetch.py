@@ -479,7 +479,7 @@ def test_a_full_disk_is_an_error_before_any_download(shop, monkeypatch, messages
         fetching.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 92, 8)
     )
     with pytest.raises(
-        ValueError, match="'small' needs 0.0 GB in .* but only 0.0 GB are free. Free some space"
+        ValueError, match="'small' needs 0.0 GB, and 0.0 GB are free in .*: make room"
     ):
         fetch_backbone("small")
     assert not messages

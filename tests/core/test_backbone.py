@@ -152,7 +152,7 @@ def test_no_language_model_head():
     bb = wrap_hf_model(BertModel(BertConfig(**SMALL, intermediate_size=64)), None, "mine")
     with pytest.raises(
         ValueError,
-        match=r"backbone 'mine' \(BertModel\) has no language-model head.*Use the "
+        match=r"backbone 'mine' \(BertModel\) has no language-model head.*use the "
         r"classification head",
     ):
         bb.lm_logits(torch.zeros(1, 32))

@@ -186,7 +186,7 @@ def test_draws_end_tokens_and_several_sequences():
             generate_ids(model, bad)
     with pytest.raises(ValueError, match="max_new_tokens.* must be greater than 0"):
         generate_ids(model, TEXTS, 0)
-    with pytest.raises(ValueError, match="max_new_tokens=9000 after an input of . tokens exceeds"):
+    with pytest.raises(ValueError, match="max_new_tokens=9000 after . tokens exceeds"):
         generate_ids(model, TEXTS, 9000)
     with pytest.raises(ValueError, match="without beam search do not support"):
         generate_ids(model.train(), TEXTS, 8, num_return_sequences=2)
@@ -370,6 +370,6 @@ def test_the_length_is_checked_with_the_prompt_and_before_the_first_token(method
     assert len(generate_ids(model, TEXTS[:1], new)[0]) <= new and steps
     steps.clear()
     too_many = new + 2 if prompt else new + 1
-    with pytest.raises(ValueError, match="positions of backbone.*educe max_new_tokens"):
+    with pytest.raises(ValueError, match="positions of .*: reduce max_new_tokens"):
         generate_ids(model, TEXTS[:1], too_many)
     assert not steps

@@ -28,14 +28,14 @@ from idp_tutorial.core.steps import Add, Insert, KeyValue, Replace
             {INPUT: Insert(lambda ctx: torch.zeros(1, t, d))},
             ("'insert' at INPUT", "(1, 4, 32)", "needs `.expand"),
         ),
-        ({0: Insert(lambda ctx: torch.zeros(t, d))}, ("(4, 32)", "batch, length, width")),
+        ({0: Insert(lambda ctx: torch.zeros(t, d))}, ("(4, 32)", "(3, t, 32)")),
         (
             {0: KeyValue(static())},
             ("'kv' at layer 0", "(3, 4, 32)", "(3, t, 64)"),
         ),
         (
             {0: Insert(static()), 2: Add(static(t=3))},
-            ("'add' at layer 2", "(3, 4, 32)", "(3, 3, 32)", "as many vectors as"),
+            ("'add' at layer 2", "(3, 4, 32)", "(3, 3, 32)"),
         ),
         (
             {0: Insert(static()), 2: Replace(lambda ctx: torch.zeros(1, t, d))},
@@ -67,7 +67,7 @@ def test_padding_that_is_not_on_the_right_is_refused(mask):
     batch = {name: value[:, :3] for name, value in make_batch(bb).items() if value.dim() == 2}
     batch["attention_mask"] = torch.tensor([[1, 1, 1], mask, [1, 0, 0]])
     for given in (batch, {**batch, "attention_mask": batch["attention_mask"].bool()}):
-        refused(lambda given=given: run_layers(bb, given), "padding on the right")
+        refused(lambda given=given: run_layers(bb, given), "pad on the right")
 
 
 def test_a_resumed_run_refuses_prompts_below_its_start():
@@ -87,7 +87,7 @@ def test_a_resumed_run_refuses_prompts_below_its_start():
         lambda: run_layers(bb, resume(batch, 2, h[:, :5])),
         "hidden_states must have shape (3, 9, 32)",
         "got (3, 5, 32)",
-        "without prompts",
+        "no prompts",
     )
     refused(lambda: run_layers(bb, batch, stop=4), "between 0", "got 4")
     refused(lambda: run_layers(bb, resumed, stop=1), "between 2", "got 1")

@@ -42,7 +42,7 @@ def test_a_block_restores_the_random_state():
 def test_only_one_thread_trains_at_a_time():
     with exclusive_random_numbers(), exclusive_random_numbers():
         (error,) = in_threads(try_to_draw, [0])
-    assert "another thread of this process is building, training or" in str(error)
+    assert "another thread of this process builds, trains or" in str(error)
     assert in_threads(try_to_draw, [0]) == [None]
 
 

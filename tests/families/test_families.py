@@ -203,7 +203,7 @@ def test_a_family_that_ignores_prompt_keys_raises_an_error():
     }
     with pytest.raises(
         ValueError,
-        match="layer 1 of a roberta backbone did not use .* Pass `kv` on in `Deaf.run_layer`",
+        match="layer 1 of a roberta backbone ignored .* pass `kv` on in `Deaf.run_layer`",
     ):
         run_layers(deaf, whole, plan)
     with pytest.raises(

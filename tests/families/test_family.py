@@ -27,6 +27,6 @@ def test_registering_a_family():
         for k in set(FAMILIES) - set(before):
             del FAMILIES[k]
     with pytest.raises(
-        ValueError, match="'state/mamba' is a 'mamba' model.*bert.*t5.*Add a family"
+        ValueError, match="'state/mamba' is a 'mamba' model.*bert.*t5.*add its family"
     ):
         get_family(SimpleNamespace(model_type="mamba"), "state/mamba")

@@ -181,7 +181,7 @@ def test_models_that_cannot_be_used_say_why():
     images = transformers.ViTConfig(
         hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
     )
-    with pytest.raises(UserError, match="is a 'vit' model, which the layer loop does not support"):
+    with pytest.raises(UserError, match="is a 'vit' model, which is not supported"):
         get_prompt_model(transformers.ViTModel(images), "lpt", num_labels=2)
     model = model_object()
     model.config._attn_implementation = "flash_attention_2"

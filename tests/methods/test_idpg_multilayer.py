@@ -572,7 +572,7 @@ def test_a_prompt_of_another_length_is_refused():
     bb = backbone()
     model = model_of(bb)
     plan = model.plan | {2: Add(SoftPrompt(t + 1, d))}
-    words = r"'add' at layer 2: .* of shape .*3, 32\) .*, got .*4, 32\)"
+    words = r"'add' at layer 2: .* must return .*3, 32\), got .*4, 32\)"
     with pytest.raises(ValueError, match=words):
         run_layers(bb, batch_of(bb), plan)
     assert isinstance(generators(model)[0], PromptGenerator)

@@ -33,5 +33,5 @@ def test_padding_on_the_left_is_refused(method, family):
         model = build_model(config(method=method, pooling=pooling), backbone(family), task).eval()
         batch = batch_of(model.backbone, task, template="code" if pooling == "mask" else None)
         assert batch["attention_mask"].min() == 0
-        with pytest.raises(UserError, match="needs padding on the right"):
+        with pytest.raises(UserError, match="pad on the right"):
             model(pad_on_the_left(batch))

@@ -140,7 +140,7 @@ def test_padding_on_the_left_is_refused():
     mask = torch.tensor([[1, 1], [0, 1]])
     refused(
         lambda: Batch.from_tensors(dict(input_ids=mask, attention_mask=mask)),
-        "padding on the right",
+        "pad on the right",
     )
 
 

@@ -96,10 +96,8 @@ def iterate_lines(
                     )
                 if not is_utf8(text):
                     raise UserError(
-                        f"{where}, line {line_number} is not a text in {encoding}: pass the "
-                        "encoding of the file, such as encoding='utf-16', 'cp1250' or 'cp1252', or "
-                        "save it as UTF-8. If the file is compressed or a table of another format, "
-                        "give it the extension of its format."
+                        f"{where}, line {line_number} is not a text in {encoding}: pass "
+                        "encoding='utf-16', 'cp1252', …, or give another format its extension."
                     )
                 if dialect and line_number == 1:
                     dialect.has_byte_order_mark = text.startswith("\ufeff")
@@ -273,9 +271,8 @@ def _read_csv(
     def report(reason: str) -> None:
         """Report the line that was read last."""
         error = UserError(
-            f"{place()}: {reason}: put a text that contains the separator "
-            f"{dialect.delimiter!r} or a line break in double quotes, and double the quotation "
-            "marks inside it, or pass another separator as sep=."
+            f"{place()}: {reason}: put a text with {dialect.delimiter!r} or a line break in double "
+            "quotes, double the quotation marks inside it, or pass another separator as sep=."
         )
         on_fault(error)
 

@@ -196,9 +196,8 @@ def _generate_rows(name: str, split: str, n: int, seed: int) -> list[dict]:
         n_rejected += 1
         if n_rejected > 2000:
             raise UserError(
-                f"the grammar of {name!r} has fewer than {n} distinct rows for the split "
-                f"{split!r}, only about {len(rows)}: ask for fewer rows, or add words to "
-                "assets/lexicons.json."
+                f"{name!r} has only about {len(rows)} distinct rows for the split {split!r}, not "
+                f"{n}: ask for fewer rows, or add words to assets/lexicons.json."
             )
     rng.shuffle(rows)
     return rows

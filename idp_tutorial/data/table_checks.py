@@ -126,8 +126,8 @@ def warn_about_labels(
         similar[key].append(f"{_quote([name])} ({counts[name]} rows)")
     if groups := [names for names in similar.values() if len(names) > 1]:
         logger.warning(
-            "%d classes have names that differ only by case, spaces or Unicode form: %s%s. They "
-            "are classes of their own: write the names alike if they mean the same",
+            "%d classes have names that differ only by case, spaces or Unicode form (%s%s): write "
+            "the names alike if they mean the same",
             sum(map(len, groups)),
             "; ".join(" and ".join(names) for names in groups[:2]),
             " …" if len(groups) > 2 else "",
@@ -168,9 +168,8 @@ def warn_about_shared_texts(
     for other, split in combinations(keys, 2):
         if sorted(keys[split]) == sorted(keys[other]):
             raise UserError(
-                f"the {split} rows of {source} are the {names[other]} rows again, so a score would "
-                f"say nothing about new texts: leave the {split} split out, and a part of the "
-                "training rows is held out."
+                f"the {split} rows of {source} are the {names[other]} rows again: leave the "
+                f"{split} split out, and a part of the training rows is held out."
             )
         texts = {*keys[other]}
         if shared := [key[0] for key in keys[split] if key in texts]:

@@ -135,8 +135,7 @@ def require_classes(
     if task.multi_label or not task.labels:
         raise UserError(
             f"{purpose} needs one class for each row, but task {task.name!r} "
-            f"{_describe_labels(task)}: use a task with one class for each row, such as "
-            "'sentiment'."
+            f"{_describe_labels(task)}: use another task, such as 'sentiment'."
         )
 
 

@@ -412,9 +412,8 @@ def _read_splits(data: Any, table: TableConfig) -> tuple[dict[str, list], Sequen
     n_train = len(splits["train"])
     if not table.regression and 2 * len(classes) > n_train:
         raise UserError(
-            f"{name} has {len(classes)} classes in {n_train} training rows: check that "
-            f"{columns[2]!r} is the column of the classes (label=), or pass "
-            "regression=True if the labels are numbers."
+            f"{name} has {len(classes)} classes in {n_train} training rows: check their column, "
+            f"label={columns[2]!r}, or pass regression=True if they are numbers."
         )
     warn_about_labels(all_rows)
     return splits, columns

@@ -134,7 +134,7 @@ def test_pairs_and_numbers(small_folder, monkeypatch, capsys):
         ("tickets.csv", "no column 'text' among message, topic"),
         (
             "tickets.csv --text message --label days",
-            "check that .days. is the column of the classes",
+            "check their column, --label days",
         ),
         ("--text message", "no table is given"),
         ("--validation .2", "no table is given"),
@@ -323,7 +323,7 @@ def test_a_table_of_excel_is_trained_and_predicted(small_folder, monkeypatch, ca
     train = f"idp train excel.csv --text message --label topic {QUICK} --backbone {small_folder}"
     with pytest.raises(SystemExit):
         call(train, monkeypatch)
-    assert "or 'cp1252', or save it as UTF-8" in capsys.readouterr().err
+    assert "pass --encoding utf-16, 'cp1252'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         call(f"{train} --encoding cp1252", monkeypatch)
     assert "1 of 41 rows has no text in column 'message'" in capsys.readouterr().err

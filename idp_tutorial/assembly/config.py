@@ -111,9 +111,9 @@ class RunConfig(RunOptions):
         known = {*general_options(), *own_options, "method_options"}
         if name := next((name for name in options if name not in known), None):
             raise UserError(
-                f"method {method!r} has no option {name!r}: leave it out, or use a method that has "
-                f"it ({_list_some(methods_with_option(name))}). Its options are "
-                f"{', '.join(own_options) or 'none'}."
+                f"method {method!r} has no option {name!r} (its own: "
+                f"{', '.join(own_options) or 'none'}): leave it out, or use a method that has it, "
+                f"such as {', '.join(methods_with_option(name)[:4])}."
             )
 
     def __post_init__(self) -> None:
@@ -194,11 +194,6 @@ def methods_with_option(
         for method, row in ALL_METHODS.items()
         if name in row.options and (methods is None or method in methods)
     ]
-
-
-def _list_some(methods: list[str]) -> str:
-    """Return the first four names of a list."""
-    return ", ".join(methods[:4]) + (" …" if len(methods) > 4 else "")
 
 
 def recorded_option(record: Mapping[str, Any], name: str) -> Any:

@@ -182,8 +182,7 @@ class EntailmentModel(PlannedModel):
             max_len = max_tokens - max(map(len, tail_ids)) + n_replaced
             raise UserError(
                 f"the longest text has {n_tokens} tokens with its label description, but backbone "
-                f"{self.backbone.name!r} has positions for {max_tokens}: encode with "
-                f"max_len={max_len} or less."
+                f"{self.backbone.name!r} has {max_tokens} positions: encode with max_len={max_len}."
             )
         if sampled is not None:
             first_pair = torch.arange(len(sampled), device=sampled.device) * self.n_descriptions

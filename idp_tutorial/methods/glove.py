@@ -112,9 +112,8 @@ def read_glove(
                 word, vector = _parse_line(line, d, words)
             except ValueError:
                 raise UserError(
-                    f"{file}, line {number}: {line[:30]!r}… is not a word with {d} numbers: the "
-                    "file is damaged, or not in GloVe's text format (a word2vec header must be "
-                    "deleted); download or decompress it again."
+                    f"{file}, line {number}: {line[:30]!r}… is not a word with {d} numbers: delete "
+                    "a word2vec header; download or decompress a damaged file again."
                 ) from None
             if vector is not None:
                 index[word] = len(vectors)

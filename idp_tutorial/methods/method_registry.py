@@ -208,7 +208,6 @@ def require_equal_widths(
     """
     if bb.d_embedding != bb.d:
         raise UserError(
-            f"{cfg.run_name!r} needs word vectors and hidden states of the same width, but "
-            f"backbone {bb.name!r} has word vectors of width {bb.d_embedding} and hidden states of "
-            f"width {bb.d}: use a larger model of the family."
+            f"{cfg.run_name!r} needs word vectors and hidden states of equal width, not "
+            f"{bb.d_embedding} and {bb.d} as in {bb.name!r}: use a larger model of the family."
         )

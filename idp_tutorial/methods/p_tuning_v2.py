@@ -36,10 +36,8 @@ def _embed_shifted(ctx: Context, t: int) -> Tensor:  # `[B,T,d]`
     T = ctx.input_ids.shape[1]
     if T + t > bb.max_tokens:
         raise UserError(
-            f"the longest example has {T} tokens, and {t} prompt vectors move it to higher "
-            f"positions, but backbone {bb.name!r} has only {bb.max_tokens} positions. Encode "
-            f"with max_len={max(bb.max_tokens - t, 1)} or less, use a shorter prompt, or set "
-            "shift_positions=False."
+            f"{T} tokens and {t} vectors exceed the {bb.max_tokens} positions of {bb.name!r}: use "
+            f"max_len={max(bb.max_tokens - t, 1)}, a shorter prompt or shift_positions=False."
         )
 
     def prepend(x: Tensor, value: float) -> Tensor:
@@ -95,9 +93,8 @@ def deep_prompt_plan(
         return plan
     if insertion == "add" and shift_positions and bb.d_embedding != bb.d:
         raise UserError(
-            f"insertion='add' puts the first prompt among the word vectors, but backbone "
-            f"{bb.name!r} has word vectors of width {bb.d_embedding} and hidden states of width "
-            f"{bb.d}: use insertion='kv' or 'replace'."
+            "insertion='add' needs word vectors and hidden states of equal width, not "
+            f"{bb.d_embedding} and {bb.d} as in {bb.name!r}: use insertion='kv' or 'replace'."
         )
     first = SoftPrompt(t, bb.d, std)
     if insertion == "replace":

@@ -103,9 +103,8 @@ class DecomposedPrompt(SoftPrompt):
         n_tokens = ctx.float32_states.shape[1]
         if n_tokens > len(self.A):
             raise UserError(
-                f"the longest example has {n_tokens} tokens, but DePT's update holds {len(self.A)} "
-                f"positions: encode with max_len={len(self.A)}, or build it with "
-                f"max_len={n_tokens} or more."
+                f"{n_tokens} tokens exceed the {len(self.A)} positions of DePT's update: encode "
+                f"with max_len={len(self.A)}, or build it with max_len={n_tokens}."
             )
         updated = ctx.float32_states + self.scale * self.A[:n_tokens] @ self.B
         return updated.to(ctx.h.dtype)

@@ -37,9 +37,8 @@ class TextInitConfig(PromptConfig):
         has_text = bool((self.init_text or "").strip())
         if (self.init == "text") != has_text:
             raise UserError(
-                f"init={self.init!r} and init_text={self.init_text!r:.60} do not belong together. "
-                "init='text' needs init_text, the text that initialises the prompt, such as "
-                "init_text='Is this review positive or negative?'; init='random' has none."
+                f"init={self.init!r} does not fit init_text={self.init_text!r:.60}: init='text' "
+                "needs a text such as 'Is this review positive or negative?', init='random' none."
             )
 
     def unused_options(self, bb: Backbone | None = None) -> dict[str, str]:

@@ -173,7 +173,7 @@ def test_a_file_of_options_gives_positional_arguments(name, argument, value, tmp
         ),
         (
             ["train", "--method", "lpt", "--bottleneck", "3"],
-            "method .* has no option 'bottleneck': .*p-tuning",
+            "method .* has no option 'bottleneck' .*: .*p-tuning",
         ),
         (["train", "--steps", "x"], "idp train: --steps x: give a whole number"),
         (["train", "--beta2", "1"], "beta2 must be below 1, got 1.0"),

@@ -147,8 +147,8 @@ GOOD = b"the 0.1 0.2 0.3\nfilm 1 2 3\nis -1 -2e-3 0\n"
     [
         (b"", ["is empty"]),
         (b"\n\n", ["is empty"]),
-        (b"3 3\n" + GOOD, ["line 1", "b'3 3'", "a word2vec header must be deleted"]),
-        (b"PK\x03\x04", ["line 1", "not in GloVe's text format"]),
+        (b"3 3\n" + GOOD, ["line 1", "b'3 3'", "delete a word2vec header"]),
+        (b"PK\x03\x04", ["line 1", "is not a word with"]),
         (b"<html> <body>" + GOOD, ["line 1", "not a word with 4 numbers"]),
         (GOOD[:-8], ["line 3", "not a word with 3 numbers"]),
         (GOOD.replace(b"2 3", b"2 x"), ["line 2", "not a word with 3 numbers"]),
@@ -317,7 +317,7 @@ def test_the_last_file_is_read_once(folder, tmp_path, monkeypatch):
     assert "the" not in encoder(cfg).index and len(reads) == 2  # the file has changed
     file.write_text("damaged\n")
     for _ in range(2):
-        with pytest.raises(ValueError, match="not in GloVe's text format"):
+        with pytest.raises(ValueError, match="is not a word with"):
             encoder(cfg)
 
 

@@ -295,8 +295,8 @@ def test_room_for_moved_texts():
         w in str(e.value)
         for w in (
             "36 tokens",
-            "5 prompt vectors",
-            "only 40 positions",
+            "5 vectors",
+            "40 positions",
             "max_len=35",
             "shift_positions=False",
         )
@@ -400,6 +400,6 @@ def test_types_move_up_with_their_words():
 
 def test_vectors_of_one_width_are_not_added_to_words_of_another():
     bb = small_backbone("electra")  # its word vectors are narrower than its hidden states
-    with pytest.raises(UserError, match="word vectors of width 16 .* use insertion='kv'"):
+    with pytest.raises(UserError, match="equal width, not 16 and .* use insertion='kv'"):
         deep_prompt_plan(bb, t=t, insertion="add")
     deep_prompt_plan(bb, t=t, insertion="kv")

@@ -388,7 +388,7 @@ def test_texts_longer_than_the_table(bbs):
     n = batch["input_ids"].shape[1]
     run_layers(bb, batch, dept_plan(bb, dept(max_len=n)))
     with pytest.raises(
-        ValueError, match=f"has {n} tokens.*holds {n - 1} positions.*max_len={n - 1}"
+        ValueError, match=f"{n} tokens exceed the {n - 1} positions.*max_len={n - 1}"
     ):
         run_layers(bb, batch, dept_plan(bb, dept(max_len=n - 1)))
 

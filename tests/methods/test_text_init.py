@@ -93,8 +93,8 @@ def test_the_record_has_the_text():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(init="text"), "needs init_text"),
-        (dict(init_text=TEXT), "init='random' and init_text=.* do not belong together"),
+        (dict(init="text"), "needs a text such as"),
+        (dict(init_text=TEXT), "init='random' does not fit init_text="),
         (dict(init="text", init_text=" "), "init_text is empty"),
         (dict(init="text", init_text=TEXT, insertion="add"), "insertion='add' has none"),
     ],

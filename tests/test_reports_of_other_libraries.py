@@ -91,7 +91,7 @@ def test_a_model_in_bfloat16_generates_while_it_is_trained():
 
 def test_a_wrapped_model_is_refused_with_the_way_out(tmp_path):
     """See peft #114 and peft #2115."""
-    with pytest.raises(UserError, match="got DataParallel. If it is wrapped .* pass its `.module`"):
+    with pytest.raises(UserError, match="got DataParallel: pass its `.module`"):
         get_prompt_model(nn.DataParallel(classifier(3)), "lpt")
     model = get_prompt_model(classifier(3), "lpt", prompt_length=3)
     model.save_pretrained(tmp_path)
@@ -99,7 +99,7 @@ def test_a_wrapped_model_is_refused_with_the_way_out(tmp_path):
         lambda: get_prompt_model(model, "lpt"),
         lambda: PromptModel.from_pretrained(model, tmp_path),
     ):
-        with pytest.raises(UserError, match=r"got PromptModel\. .*load_prompt.* its base_model"):
+        with pytest.raises(UserError, match=r"got PromptModel: .*`load_prompt` of a PromptModel"):
             call()
 
 
@@ -110,9 +110,9 @@ def test_a_saved_classifier_is_loaded_or_its_number_of_labels_named(tmp_path):
     # the classifier of a new model object has other random weights
     loaded = PromptModel.from_pretrained(classifier(3, seed=1), tmp_path)
     assert torch.equal(loaded(**words()).logits, model.eval()(**words()).logits)
-    with pytest.raises(UserError, match="for num_labels=3, .*load the model with this number"):
+    with pytest.raises(UserError, match="load it with the class of training and num_labels=3"):
         PromptModel.from_pretrained(classifier(2), tmp_path)
-    with pytest.raises(UserError, match="load the model .* by AutoModelForSequenceClassification"):
+    with pytest.raises(UserError, match="load it with the class of training"):
         PromptModel.from_pretrained(classifier(3).base_model, tmp_path)
 
 

@@ -129,9 +129,7 @@ def restore_prompt(
     tensors = prompt_tensors(prompted)
     if tensor_shapes(tensors) != tensor_shapes(saved.tensors):
         raise UserError(
-            f"the tensors of {saved.source} are for num_labels={settings.num_labels}, and do not "
-            "fit this model: load the model with this number, by "
-            "AutoModelForSequenceClassification if the prompt has the model's own classifier, or "
-            "save the prompt again with this version."
+            f"the tensors of {saved.source} do not fit this model: load it with the class of "
+            f"training and num_labels={settings.num_labels}, or save the prompt again."
         )
     restore_state(tensors, saved.tensors)

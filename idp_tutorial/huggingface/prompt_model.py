@@ -57,15 +57,13 @@ def _refuse_model(model: Any) -> None:
     class_name = type(model).__name__
     if _OTHER_HEADS.search(class_name):
         raise UserError(
-            f"{class_name} has a head that prompts do not have: they predict classes or a number "
-            "for each text, label words at a mask token, or text. Load the model with AutoModel, "
+            f"prompts do not have the head of {class_name}: load the model with AutoModel, "
             "AutoModelForSequenceClassification, AutoModelForMaskedLM or AutoModelForCausalLM."
         )
     if any(parameter.is_meta for parameter in model.parameters()):
         raise UserError(
-            f"some weights of this {class_name} are not in memory (device_map has put them on disk "
-            "or offloads them), but the layers with prompts are called one by one: load the model "
-            "on one device, such as device_map={'': 0}, with dtype=torch.bfloat16 if it is large."
+            f"some weights of this {class_name} are not in memory: load it on one device, such as "
+            "device_map={'': 0}, with dtype=torch.bfloat16 if it is large."
         )
 
 
@@ -91,10 +89,8 @@ def _wrap_model(model: Any, tokenizer: Any) -> Backbone:
 
     if not isinstance(model, PreTrainedModel):
         raise UserError(
-            f"model must be a Hugging Face model, such as AutoModel.from_pretrained(...), got "
-            f"{type(model).__name__}. If it is wrapped (DDP, Accelerate), pass its `.module`. If "
-            "it is a PromptModel, call its add_prompt or load_prompt, or pass its base_model. If "
-            "it is a PeftModel, pass its merge_and_unload()."
+            f"model must be a Hugging Face model, got {type(model).__name__}: pass its `.module` "
+            "or `merge_and_unload()`, or call `add_prompt` or `load_prompt` of a PromptModel."
         )
     _refuse_model(model)
     name = model.config._name_or_path or model.config.model_type
@@ -138,9 +134,8 @@ def _check_token_ids(input_ids: Any) -> None:
     is_empty = not torch.compiler.is_compiling() and 0 in shape
     if len(shape) != 2 or is_empty or input_ids.dtype not in (torch.int64, torch.int32):
         raise UserError(
-            f"input_ids must be token ids [B,T] in torch.int64 or torch.int32 of at least one text "
-            f"and one token, got a {type(input_ids).__name__} of shape {shape}: call "
-            "model(**tokens) with tokens = tokenizer(texts, padding=True, return_tensors='pt')."
+            f"input_ids must be int64 or int32 [B,T], not empty, got a {type(input_ids).__name__} "
+            f"of shape {shape}: call model(**tokenizer(texts, padding=True, return_tensors='pt'))."
         )
 
 
@@ -205,9 +200,8 @@ def _infer_problem_type(B: int, C: int, labels: Any, problem_type: str | None) -
     }
     if not fits[problem_type]:
         raise UserError(
-            f"labels of {B} texts must be {B} class indices (integers), one number for each output "
-            f"of a regression, or indicators of several labels (float numbers {(B, C)}), got "
-            f"{labels.dtype} of shape {tuple(labels.shape)}."
+            f"labels must be {B} class indices, a number for each output of a regression, or "
+            f"floats {(B, C)} for several labels, got {labels.dtype} {tuple(labels.shape)}."
         )
     return problem_type
 
@@ -453,9 +447,8 @@ class PromptModel(nn.Module):
         size = embeddings.num_embeddings
         if new_num_tokens not in (None, size):
             raise UserError(
-                f"the frozen model has {size} word vectors, and {new_num_tokens} would add some "
-                "that are never trained: call resize_token_embeddings of the model, and train "
-                "them, before get_prompt_model."
+                f"the frozen model has {size} word vectors, not {new_num_tokens}: call its own "
+                "resize_token_embeddings, and train the new ones, before get_prompt_model."
             )
         return embeddings
 
@@ -566,9 +559,8 @@ class PromptModel(nn.Module):
         has_noise = hasattr(embeddings, "neftune_noise_alpha")  # set by the `Trainer`
         if has_noise and self.training and not embeddings.training:
             raise UserError(
-                "neftune_noise_alpha was given, but the layers below the prompt are in eval mode, "
-                "so the word embeddings get no noise: load the model again and leave "
-                "neftune_noise_alpha out, or give get_prompt_model dropout_below_prompt=True."
+                "neftune_noise_alpha gives word embeddings in eval mode no noise: load the model "
+                "again and leave it out, or give get_prompt_model dropout_below_prompt=True."
             )
 
     def _check_dtype(self, prompt_name: str) -> None:
@@ -578,9 +570,8 @@ class PromptModel(nn.Module):
         for parameter in self.prompts[prompt_name].parameters():
             if parameter.dtype in (torch.float16, torch.bfloat16):
                 raise UserError(
-                    f"the prompt is in {parameter.dtype}, but prompts and heads are trained in "
-                    "float32: cast base_model only, before prompts are added, and use the "
-                    "precision of the Trainer (bf16=True) or autocast."
+                    f"the prompt is in {parameter.dtype}, not in float32: cast base_model alone, "
+                    "before prompts are added, and use autocast or bf16=True of the Trainer."
                 )
 
     def _classify(self, prompt_name: str, batch: Batch, labels: Tensor | None, n_items: Any) -> Any:
@@ -639,9 +630,8 @@ class PromptModel(nn.Module):
         if labels is None:
             if self.training:
                 raise UserError(
-                    "this prompt is generated from the input, so training needs labels, with -100 "
-                    "for the tokens of the input: give labels=. (The Trainer withholds them with "
-                    "label_smoothing_factor or compute_loss_func.)"
+                    "a prompt generated from the input needs labels= in training, -100 for the "
+                    "input: leave label_smoothing_factor and compute_loss_func out."
                 )
             return batch
         is_target = labels != -100
@@ -650,9 +640,8 @@ class PromptModel(nn.Module):
         starts = None if torch.compiler.is_compiling() else start.tolist()
         if starts and not all(starts):
             raise UserError(
-                "this prompt is generated from the input, but in some texts the first token is "
-                "already to be predicted: set labels to -100 for the tokens of the input, or use "
-                "a static prompt, such as 'prompt-tuning'."
+                "a prompt generated from the input needs tokens before the first label: set their "
+                "labels to -100, or use a static prompt, such as 'prompt-tuning'."
             )
         return Batch({**batch, "answer_start": start}, batch.lengths, starts)
 

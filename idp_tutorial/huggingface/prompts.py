@@ -118,9 +118,8 @@ def _choose_head(model: Any, num_labels: int | None, head: str | None) -> str:
         )
     if head is None and has_own and not fits:
         warnings.warn(
-            f"num_labels={num_labels}, but the classifier of this {type(model).__name__} has "
-            f"{model.config.num_labels} labels, so a new head is trained instead. Use "
-            "head='classification' to choose this without a warning.",
+            f"num_labels={num_labels} replaces the classifier ({model.config.num_labels} labels) "
+            f"of this {type(model).__name__} by a new one: give head='classification' to confirm.",
             stacklevel=2,
         )
     return head or ("keep" if fits else "classification")
@@ -195,9 +194,8 @@ def make_prompt_settings(
         return PromptSettings(cfg, task_type, "keep")
     if num_labels is None and id2label is None and not _has_own_classifier(model):
         raise UserError(
-            f"num_labels is needed, because this {type(model).__name__} has no classifier: give "
-            "the number of classes, or 1 for a regression, or label_words= to predict words at a "
-            "mask token."
+            f"this {type(model).__name__} has no classifier: give num_labels, 1 for a regression, "
+            "or label_words= to predict words at a mask token."
         )
     labels = _class_names(model.config, num_labels, id2label)
     head = _choose_head(model, len(labels) or 1, head)

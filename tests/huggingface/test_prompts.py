@@ -79,7 +79,7 @@ def test_a_trained_classifier_is_kept_or_its_replacement_is_announced(recwarn):
     same(
         model.prompts["default"]["head"].model.classifier.dense.weight, base.classifier.dense.weight
     )
-    with pytest.warns(UserWarning, match="a new head is trained"):
+    with pytest.warns(UserWarning, match="replaces the classifier"):
         model = get_prompt_model(base, "lpt", num_labels=5)
     assert model(**tokens()).logits.shape == (6, 5) and model.config.num_labels == 5
     get_prompt_model(base, "lpt", num_labels=5, head="classification")
@@ -120,7 +120,7 @@ def test_label_words_are_those_of_the_package(class_name):
 @pytest.mark.parametrize(
     "class_name,method,options,message",
     [
-        ("AutoModel", "lpt-npg", {}, "num_labels is needed"),
+        ("AutoModel", "lpt-npg", {}, "give num_labels"),
         ("AutoModel", "lpt-npg", dict(num_labels=3, head="keep"), "has no classifier"),
         ("AutoModel", "lpt-npg", dict(num_labels=0), "num_labels must be at least 1"),
         ("AutoModel", "lpt-npg", dict(num_labels=2, id2label={0: "a"}), "id2label must name"),

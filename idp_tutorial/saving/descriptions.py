@@ -34,7 +34,7 @@ from idp_tutorial.core.dtypes import DTYPES
 from idp_tutorial.data.task import Task
 from idp_tutorial.utils.checks import MissingFileError, UserError, is_number
 from idp_tutorial.utils.durable_files import write_atomically
-from idp_tutorial.utils.records import collect_versions, config_fingerprint, renew_digests
+from idp_tutorial.utils.records import config_fingerprint, renew_digests
 from idp_tutorial.utils.schemas import Count, check_schema
 from idp_tutorial.utils.tensor_files import PROMPTS_FILE, deserialise_tensors, save_tensors
 
@@ -246,9 +246,8 @@ def parse_saved_run(
         task, cfg = parse_run(description)
     except (UserError, TypeError) as error:  # TypeError: a field that the class does not have
         raise UserError(
-            f"{source} was saved by idp_tutorial {reprlib.repr(version)}, and version "
-            f"{collect_versions()['idp_tutorial']} refuses its config or task "
-            f"({str(error).rstrip('.')}): install that version, or train the model again."
+            f"the config or task of {source} is refused ({str(error).rstrip('.')}): install "
+            f"idp_tutorial {reprlib.repr(version)}, which saved it, or train the model again."
         ) from None
     glove = cfg.get("glove")
     cfg = cfg.with_options(**_MACHINE_OPTIONS, glove=glove and Path(glove).name)
@@ -276,9 +275,8 @@ def check_save_format(
     if saved_format not in (SAVE_FORMAT, PROMPT_MODEL_FORMAT):
         version = reprlib.repr(description.get("version")).strip("'\"")
         raise UserError(
-            f"{source} has format {reprlib.repr(saved_format)} of idp_tutorial {version}, and "
-            f"version {collect_versions()['idp_tutorial']} reads format {SAVE_FORMAT} only: "
-            "install that version, or train the model again."
+            f"{source} has format {reprlib.repr(saved_format)}, not {SAVE_FORMAT}: install "
+            f"idp_tutorial {version}, or train the model again."
         )
     check_schema(SavedModel, description, source, "save the model again")
 

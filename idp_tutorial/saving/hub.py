@@ -157,10 +157,8 @@ def resolve_model_folder(
         if isinstance(error, OSError) and error.errno:  # of this machine, such as a full disk
             raise
         raise MissingFileError(
-            f"no {PROMPTS_FILE} in {name}: there is no such folder, and the hub cannot be reached "
-            f"or has no repository of this name ({type(error).__name__}); a private one needs "
-            "token=. Give a folder that `save_pretrained` or idp train wrote, or a repository "
-            "'NAME/MODEL'."
+            f"there is no folder {name}, and the hub cannot be reached or has no such repository "
+            f"({type(error).__name__}): give a folder with {PROMPTS_FILE}, or token= if private."
         ) from None
 
 

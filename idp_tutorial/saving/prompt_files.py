@@ -168,9 +168,8 @@ def build_saved_model(
     model = build_model(cfg.with_options(glove=str(glove) if glove else None), bb, task)
     if word_vectors_digest(model) != description.get("glove"):
         raise UserError(
-            f"the prompts of {folder} belong to other word vectors than those of "
-            f"{glove or 'the bundled backbone'}: give the path of the file "
-            f"{cfg.get('glove') or 'that they were trained with'} (glove=…)."
+            f"the prompts of {folder} need other word vectors than {glove or 'the bundled ones'}: "
+            f"give the path of {cfg.get('glove') or 'the file of training'} as glove=."
         )
     tensors = trained_state(model)
     if tensor_shapes(tensors) != tensor_shapes(saved_tensors):

@@ -155,9 +155,8 @@ def _validate_shared_backbone(task_models: dict[str, TaskModel]) -> None:
             _refuse_changed_weights(name, task_model.cfg.method)
         if model.backbone is not bb:
             raise UserError(
-                f"{name!r} has another backbone object ({model.backbone.name!r}) than the first "
-                f"task ({bb.name!r}). Call load_backbone once, and build every model on that "
-                "object."
+                f"{name!r} and the first task have two backbone objects ({model.backbone.name!r}, "
+                f"{bb.name!r}): call load_backbone once, and build every model on it."
             )
 
 

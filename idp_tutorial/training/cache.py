@@ -163,9 +163,8 @@ def attach_cached_states(
     if cfg.cache in ("hidden", "both") and model.first_trained_layer > 0:
         if model.dropout_below_prompt:
             raise UserError(
-                "hidden states cannot be cached for a model with dropout_below_prompt=True: "
-                "dropout below the prompt gives other states in every epoch. Build it with "
-                "dropout_below_prompt=False."
+                "dropout_below_prompt=True changes the hidden states in every epoch, so they "
+                "cannot be cached: build the model with dropout_below_prompt=False."
             )
         states_to_cache.append(model.first_trained_layer)
     if cfg.cache in ("sentence", "both"):

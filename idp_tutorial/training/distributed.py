@@ -103,8 +103,7 @@ def create_accelerator(
     if launch_precision not in ("no", cfg.precision):
         raise UserError(
             f"`accelerate launch` was started with precision {launch_precision!r}, but the run has "
-            f"precision={cfg.precision!r}. Use the same value in both, "
-            "so that the record is correct."
+            f"precision={cfg.precision!r}: use the same value in both."
         )
     # a step may contain the end of an epoch
     plugin = GradientAccumulationPlugin(num_steps=cfg.accumulate, sync_with_dataloader=False)

@@ -427,16 +427,14 @@ def _configs_per_split_seed(base: RunOptions, split_seeds: int) -> list[RunOptio
     Range(1).check(split_seeds, "split_seeds")
     if split_seeds > 1 and base.shots is None:
         raise UserError(
-            f"split_seeds={split_seeds} needs shots=..., because without it all training examples "
-            "are used and nothing is sampled. Give shots, such as shots=100, or leave split_seeds "
-            "out."
+            f"split_seeds={split_seeds} needs shots, since all training examples are used without "
+            "it: give shots, such as shots=100, or leave split_seeds out."
         )
     frozen = Path(base.data) / base.task / f"k{base.shots}" if base.data else None
     if split_seeds > 1 and frozen and frozen.is_dir():
         raise UserError(
-            f"split_seeds={split_seeds} is not possible with the few-shot set {frozen}, because "
-            "each split seed would give the same examples. Leave split_seeds out, or rename the "
-            "folder."
+            f"split_seeds={split_seeds} would give the same few-shot set {frozen} each time: leave "
+            "split_seeds out, or rename the folder."
         )
     return [replace(base, split_seed=base.split_seed + i) for i in range(split_seeds)]
 

@@ -205,9 +205,8 @@ def _check_arrays(arrays: _Arrays, path: Path) -> None:
             fits = (values.dtype.kind, values.ndim) in (("f", 2), ("i", 1), ("u", 1), ("U", 1))
         if not fits or (is_label and len(values) != len(arrays.get(split, ()))):
             raise UserError(
-                f"{path.parent} has an array {name!r} of {path.name} with the shape "
-                f"{values.shape} and the type {values.dtype}, which are not logits: train the run "
-                "again."
+                f"array {name!r} of {path.name} in {path.parent} is not logits, but {values.dtype} "
+                f"of shape {values.shape}: train the run again."
             )
 
 

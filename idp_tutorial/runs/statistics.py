@@ -264,8 +264,7 @@ def _group_by_run_and_setting(
         if any(all(str(o.get(k)) == str(r.get(k)) for k in conditions) for o in cell):
             raise UserError(
                 f"{side}: two records have seed {r['seed']}, task {r.get('task')} and backbone "
-                f"{r.get('backbone')}. Add a condition that tells the records apart, such as "
-                "layer=3 or steps=400."
+                f"{r.get('backbone')}: add a condition, such as layer=3 or steps=400."
             )
         cell.append(r)
     return groups

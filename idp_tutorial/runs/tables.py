@@ -35,9 +35,8 @@ def _check_unique_seeds(runs: pd.DataFrame, method: str) -> None:
     duplicated = runs.seed[runs.duplicated(["split_seed", "seed"])]
     if len(duplicated):
         raise UserError(
-            f"{method!r} has more than one record with seed {duplicated.iloc[0]}. They are of "
-            "several comparisons (other layers, lengths or steps), or some are given twice: give "
-            "the records of one comparison."
+            f"{method!r} has more than one record with seed {duplicated.iloc[0]}: give those of "
+            "one comparison (layer, length and steps), each once."
         )
 
 
@@ -216,8 +215,7 @@ def check_same_settings(
     if len(settings) > 1:
         raise UserError(
             f"the records have {len(settings)} different settings ({', '.join(columns)}: "
-            f"{settings.values.tolist()!s:.500}), but {requirement}: select the records of one "
-            "setting."
+            f"{settings.values.tolist()!s:.500}), but {requirement}: select the records of one."
         )
 
 

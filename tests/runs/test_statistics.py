@@ -150,7 +150,7 @@ def test_a_side_selects_records_by_conditions():
     assert estimate_contrast(rs, "lpt layer=6 @bits", "lpt layer=0 @bits")[
         "effect"
     ] == pytest.approx(0.6)
-    with pytest.raises(ValueError, match="tells the records apart"):
+    with pytest.raises(ValueError, match="add a condition"):
         estimate_contrast(rs, "lpt", "lpt layer=0")
     both = rs + [{**r, "method": "npg", "score": r["score"] + r["layer"]} for r in rs]
     f = estimate_contrast(both, "npg", "lpt", extra_setting_fields=("layer",))

@@ -101,9 +101,8 @@ def linear_probe_bits(
     n_labels = len(y.unique())
     if len(y) < 2 * _FOLDS or n_labels < 2:
         raise UserError(
-            f"a linear probe with {_FOLDS} folds needs at least {2 * _FOLDS} examples and two "
-            f"labels, got {len(y)} examples with {n_labels} distinct "
-            f"{'label' if n_labels == 1 else 'labels'}."
+            f"a linear probe needs at least {2 * _FOLDS} examples and two labels, got {len(y)} "
+            f"examples and {n_labels}."
         )
 
     def bits(l2: float) -> float:

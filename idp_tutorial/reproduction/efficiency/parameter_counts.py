@@ -156,9 +156,8 @@ def count_method_parameters(
 
     if backbone in COUNT_ONLY_CONFIGS:
         raise UserError(
-            f"methods cannot be counted on backbone {backbone!r}, of which only the size is known. "
-            f"Use one of {', '.join(FULL_SCALE_CONFIGS)}, or published_counts() for the counts in "
-            "the papers."
+            f"of backbone {backbone!r} only the size is known: use "
+            f"{', '.join(FULL_SCALE_CONFIGS)}, or published_counts() for the counts in the papers."
         )
     selected = METHODS if methods is None else methods
     names = [check_name(method, METHODS, "method") for method in selected]

@@ -75,7 +75,7 @@ def test_bits_of_a_linear_probe():
         ),
         (
             lambda: linear_probe_bits(torch.randn(9, 2), torch.zeros(9).long(), 2),
-            ["1 distinct label", "two labels"],
+            ["two labels, got ", " and 1."],
         ),
     ],
 )

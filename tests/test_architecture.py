@@ -96,21 +96,6 @@ VAGUE_IDENTIFIERS = set(
     ]
 )
 
-# pattern: the word of the field
-PROSE = {
-    r"\blooks? at (the )?validation\b|\bthe last look\b|--looks\b": "evaluation",
-    r"\bread-?out rows?\b|\brows? that (is|are) read\b": "pooled representation",
-    r"\b(prompt|word) rows?\b": "prompt vectors, positions or hidden states",
-    r"\b(three|four|five|its|another) rates?\b": "learning rate",
-    r"\bspread\b": "standard deviation",
-    r"\b(trained numbers|numbers a (row|layer))\b": "parameters",
-    r"\b(hall|roof|passengers?)\b": "package, head or argument",
-    r"\bfloors?\b": "layer",
-    r"\b(loud(ly|er)?|shouts?)\b": "large norm",
-    r"\bless (a |the )?(static|NPG|prompt)\b": "minus, or compared with",
-    r"\b(is|are) none\b": "is not a ...",
-}
-
 # first words of a docstring that describe no action and name no thing
 FRAGMENT = re.compile(
     r"^(of|by|as|with|without|in|on|at|from|what|which|who|whose|how|where|when|whether|all|"
@@ -411,45 +396,6 @@ def test_public_functions_have_types(path):
             assert node.returns is not None, f"{module_name(path)}.{name}: no return type"
 
 
-# ---- words
-
-
-def offences(text: str):
-    """Yield (phrase, better word) for house words in a text; code in backticks does not count."""
-    prose = re.sub(r"```.*?```|`[^`\n]*`|\$[^$]*\$|\]\([^)]*\)|<!--.*?-->", " ", text, flags=re.S)
-    for pattern, better in PROSE.items():
-        for match in re.finditer(pattern, prose):
-            yield match.group(0), better
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=relative)
-def test_notebooks_use_the_words_of_the_field(path):
-    for cell in notebook_cells(path, "markdown"):
-        for phrase, better in offences(cell):
-            pytest.fail(f"{relative(path)}: {phrase!r}: write {better!r}")
-
-
-@pytest.mark.parametrize("path", PAGES, ids=relative)
-def test_pages_use_the_words_of_the_field(path):
-    for phrase, better in offences(path.read_text(encoding="utf-8")):
-        pytest.fail(f"{relative(path)}: {phrase!r}: write {better!r}")
-
-
-@pytest.mark.parametrize("path", MODULES, ids=module_name)
-def test_modules_use_the_words_of_the_field(path):
-    """Docstrings, comments and messages."""
-    text = path.read_text(encoding="utf-8")
-    strings = [
-        n.value
-        for n in ast.walk(ast.parse(text))
-        if isinstance(n, ast.Constant) and isinstance(n.value, str) and " " in n.value
-    ]
-    comments = re.findall(r"(?:^|\s)# (.*)$", text, re.M)
-    for passage in [*strings, *comments]:
-        for phrase, better in offences(passage):
-            pytest.fail(f"{module_name(path)}: {phrase!r} in {passage[:80]!r}: write {better!r}")
-
-
 # ---- tests
 
 # modules without a test file of their name, and where they are tested
@@ -532,6 +478,4 @@ def test_rules_see_what_they_forbid():
     """The checks above fail on an example of each offence."""
     tree = ast.parse("def f(said):\n    found = 1\n")
     assert [name for _, name in vague_names(tree)] == ["said", "found"]
-    assert list(offences("the spread of five seeds")) == [("spread", "standard deviation")]
-    assert not list(offences("a row of the table, and `spread` in code"))
     assert FRAGMENT.match("Of a name, or one of torch's") and not FRAGMENT.match("Return it.")

@@ -595,7 +595,7 @@ def crossing() -> Picture:
     probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
     shapes: list[Shape] = [
         Text(10, 20, title, "title", "start"),
-        Text(10, 40, "accuracy in %, TREC, SmolLM2, label words, five seeds", "note", "start"),
+        Text(10, 40, "accuracy in %, TREC, SmolLM2, 600 steps, five seeds", "note", "start"),
         Text(x(0.4), y(67), "before layer 0 no generated", "note", "start"),
         Text(x(0.4), y(67) + 16, "prompt was trained", "note", "start"),
     ]

@@ -63,8 +63,8 @@ def describe(scores: Scores, controls: Mapping[str, float]) -> str:
         lesson = "In this run, generating the prompt gained less than ten points: train longer."
     else:
         lesson = (
-            "Something has to read the text: the frozen layers above the prompt, or the network "
-            "that generates it, with the layers below."
+            "Something has to read the text: the frozen layers above a static prompt, or the "
+            "layers and the network below a generated one."
         )
     best = max(controls, key=lambda name: controls[name])
     score = f"{controls[best]:.0f} %"

@@ -51,6 +51,16 @@ def test_advice_does_not_call_a_difference_within_the_interval_real():
     assert "higher than every other" in advise(cheap + better).sentence
 
 
+def test_the_best_is_not_called_significantly_higher_than_an_equal_that_costs_more():
+    """The probe costs least and scores highest; LoRA is close, and the side network is not."""
+    probe = [finished_record("probe", s, 80.5 + s % 2) for s in range(4)]
+    close = [finished_record("lora", s, 80.0 + s % 2, prompt=100) for s in range(4)]
+    far = [finished_record("side-network", s, 60.0 + s % 2, prompt=50) for s in range(4)]
+    advice = advise(probe + close + far)
+    assert advice.method == "probe" and "significantly" not in advice.sentence
+    assert "significantly higher than every other method" in advise(probe + far).sentence
+
+
 def test_of_equal_methods_the_one_with_fewest_parameters_is_advised():
     """A generator of many parameters costs more than LoRA; a control costs less than both."""
 

@@ -131,14 +131,16 @@ def contrast_with_control(
     `UserError` if the file has no finished run of the control on the task.
     """
     task = records[0]["task"]
-    runs = [r for r in read_records(controls) if (r["method"], r["task"]) == (control, task)]
+    wanted = (control, task, "done")
+    runs = [r for r in read_records(controls) if (r["method"], r["task"], r["status"]) == wanted]
     if not runs:
         raise UserError(f"{controls} has no run of {control!r} on {task!r}: run it first.")
     of_control = per_example_scores(runs[0], Path(controls).parent)
     rows = []
     for (method, layer), seeds in select_chosen_runs(records).items():
         if method == generated:
-            scores = [per_example_scores(r, r["folder"]) for r in seeds.values() if "logits" in r]
+            runs_with_logits = [r for r in seeds.values() if has_logits(r, r["folder"])]
+            scores = [per_example_scores(r, r["folder"]) for r in runs_with_logits]
             values = np.stack(scores) - of_control
             estimate = paired_bootstrap(values, np.zeros_like(values))
             above = next(iter(seeds.values()))["n_layers"] - layer
@@ -154,7 +156,7 @@ def estimate_slope(
     static: str = "lpt",
     layers: Sequence[int] | None = None,  # None: all that both methods have but 0
 ) -> dict[str, Any] | None:  # None: fewer than two layers with a shared seed
-    """Estimate by how many points generated minus static grows with each frozen layer fewer above.
+    """Estimate by how many points generated minus static grows with each fewer frozen layer above.
 
     The slope of least squares is a weighted sum of the layers' differences, so each seed and text
     has a slope of its own; `paired_bootstrap` resamples both. The result has its keys, and the

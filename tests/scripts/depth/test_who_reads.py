@@ -177,6 +177,8 @@ def test_a_generated_prompt_is_compared_with_a_control(tmp_path, runs):
     assert ((table.low <= table.effect) & (table.effect <= table.high)).all()
     with pytest.raises(UserError, match="has no run of 'words'"):
         contrast_with_control(runs, controls, "words")
-    controls.write_text(json.dumps(probe | dict(status="diverged")) + "\n")
+    controls.write_text(
+        json.dumps(probe | dict(status="diverged", message="the loss is nan")) + "\n"
+    )
     with pytest.raises(UserError, match="has no run of 'probe'"):
         contrast_with_control(runs, controls)

@@ -135,7 +135,7 @@ FACTORIALS: dict[str, dict[str, Any]] = {
         head_learning_rates=(None,),
         initial_heads=("random",),  # the verbalizer has none
         prompt_lengths=dict(lpt=20, **{"lpt-npg": 5}),
-        layers={"lpt": (15, 0, 29, 24), "lpt-npg": (15, 29, 24)},
+        layers={"lpt": (15, 0, 29, 24, 27), "lpt-npg": (15, 29, 24, 27)},
         fine_tuning=True,
         head_alone=False,  # the verbalizer has no head to train
     ),

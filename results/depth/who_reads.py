@@ -30,6 +30,7 @@ TUNING_SEEDS = 2  # a learning rate is chosen by the validation scores of seeds 
 
 def read_depth_records(
     *files: Path | str,  # JSONL files of records
+    default_layer: int | None = None,  # of records without a layer; None: they are left out
 ) -> list[dict]:  # each with its `folder`
     """Read the finished runs with a prompt, each with its layer and folder.
 
@@ -39,8 +40,9 @@ def read_depth_records(
     records = []
     for file in map(Path, files):
         for record in read_records(file) if file.exists() else ():
-            if record.get("layer") is None and record["method"] in INPUT_METHODS:
-                record = {**record, "layer": 0}
+            if record.get("layer") is None:
+                layer = 0 if record["method"] in INPUT_METHODS else default_layer
+                record = {**record, "layer": layer}
             if record["status"] == "done" and record.get("layer") is not None:
                 records.append({**record, "folder": file.parent})
     return records

@@ -176,6 +176,7 @@ STYLES = {
     ".read": {"stroke": "--trained"},
     ".state": {"stroke": "--edge"},
     ".pointer": {"stroke": "--edge"},
+    ".control": {"stroke": "--ink", "stroke-dasharray": "6 4"},
     ".grad": {"stroke": "--grad", "stroke-linecap": "round"},
     ".static": {"stroke": "--other"},
     ".static-name": _filled("other"),

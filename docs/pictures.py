@@ -590,7 +590,7 @@ def crossing() -> Picture:
     scores = {method: read_crossing(method) for method in CROSSING_METHODS}
     static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
     last = max(static)
-    title = "Late, only a generated prompt keeps its score"
+    title = "Late static prompts fail; generated ones hold"
     probe = read_json_lines("results/claims/controls-smollm2.jsonl", "probe")
     probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
     shapes: list[Shape] = [
@@ -601,7 +601,7 @@ def crossing() -> Picture:
     ]
     shapes += _draw_axes(x, y)
     shapes.append(
-        Line(((x(0), y(probe_score)), (x(N_SMOLLM2_LAYERS), y(probe_score))), "state", False, 1.2)
+        Line(((x(0), y(probe_score)), (x(N_SMOLLM2_LAYERS), y(probe_score))), "control", False, 1.4)
     )
     shapes.append(Text(x(0.4), y(probe_score) + 15, "a probe, no prompt", "note", "start"))
     for method, kinds in CROSSING_METHODS.items():

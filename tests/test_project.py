@@ -494,14 +494,22 @@ def test_the_first_paragraph_states_stored_differences():
     between = [5 * growth[key] for key in ("effect", "low", "high")]
     stated = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d", introduction)]
     precise = [*by_layers_above["trec", 15], *by_layers_above["subj", 6]]
-    smollm2 = "why/layers-trec-600.jsonl"
-    precise += [mean_of(smollm2, "lpt-npg", layer=29), mean_of(smollm2, "lpt", layer=0)]
     precise.append(mean_of("claims/controls-smollm2.jsonl", "probe", task="trec"))
+    precise.append(mean_of("why/layers-trec-600.jsonl", "lpt", layer=0))
     assert stated == [round(value, 1) for value in precise]
     places = [("trec", 1), ("trec", 6), ("subj", 1)]
     for values in (*(by_layers_above[place] for place in places), between):
         effect, low, high = (f"{value:.0f}" for value in values)
         assert re.search(rf"\b{effect}\b[^.]*?\b{low} to {high}\)", introduction)
+    at_input, last = (mean_of("why/layers-trec-600.jsonl", "lpt", layer=k) for k in (0, 29))
+    assert f"from {at_input:.0f} to {last:.0f} %" in introduction
+    half_way_on = [mean_of("why/layers-trec-600.jsonl", "lpt-npg", layer=k) for k in (15, 24, 29)]
+    assert f"{min(half_way_on):.0f} to {max(half_way_on):.0f} %" in introduction
+    on_tiny = contrast_by_depth(
+        read_depth_records(ROOT / "results/crossing/questions-tiny-600.jsonl")
+    )
+    (gain,) = {round(row.effect) for row in on_tiny.itertuples() if row.layers_above in (1, 4)}
+    assert f"the gain is {gain} points" in introduction
 
 
 def test_the_front_page_prints_the_stored_comparison(capsys, monkeypatch):

@@ -1,7 +1,7 @@
 """A static prompt with the network of NPG: the control of equal size for a generated prompt.
 
-NPG trains a network that reads one hidden state, and LPT's static prompt only its vectors. So the two
-differ in what they read *and* in how many parameters they train. `lpt-npg-constant` has NPG's
+NPG trains a network that reads one hidden state, and LPT's static prompt only its vectors. So the
+two differ in what they read *and* in how many parameters they train. `lpt-npg-constant` has NPG's
 network, parameters and number of vectors, and reads the same vector for every text: its prompt is
 static. It is trained as the prompts of `factorial.py layers` are:
 

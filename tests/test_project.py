@@ -505,11 +505,15 @@ def test_the_first_paragraph_states_stored_differences():
     assert f"from {at_input:.0f} to {last:.0f} %" in introduction
     half_way_on = [mean_of("why/layers-trec-600.jsonl", "lpt-npg", layer=k) for k in (15, 24, 29)]
     assert f"{min(half_way_on):.0f} to {max(half_way_on):.0f} %" in introduction
-    on_tiny = contrast_by_depth(
-        read_depth_records(ROOT / "results/crossing/questions-tiny-600.jsonl")
-    )
-    (gain,) = {round(row.effect) for row in on_tiny.itertuples() if row.layers_above in (1, 4)}
-    assert f"the gain is {gain} points" in introduction
+    gains = {}
+    for model in ("tiny", "tiny-gpt2"):
+        records = read_depth_records(ROOT / f"results/crossing/questions-{model}-600.jsonl")
+        for row in contrast_by_depth(records).itertuples():
+            gains[model, row.layers_above] = round(row.effect)
+    assert gains["tiny", 4] == gains["tiny", 1]
+    assert f"`tiny` it is {gains['tiny', 4]} points" in introduction
+    falls = f"falls from {gains['tiny-gpt2', 4]} to {gains['tiny-gpt2', 1]}"
+    assert falls in introduction
 
 
 def test_the_front_page_prints_the_stored_comparison(capsys, monkeypatch):

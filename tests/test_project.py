@@ -470,7 +470,8 @@ def test_the_front_page_states_stored_scores():
     stated = {float(number) for number in re.findall(r"\d+\.\d", advice)}
     assert stated == {round(number, 1) for number in expected}
     caption = read_readme().split("crossing.svg)")[1].split("```")[0]
-    expected = {at_input, last, generated[0], generated[-1], probes[0]}
+    same_size = mean_of("why/constant-input-trec-600.jsonl", "lpt-npg-constant", layer=29)
+    expected = {at_input, last, generated[0], generated[-1], probes[0], same_size}
     stated = {float(number) for number in re.findall(r"\d+\.\d", caption)}
     assert stated == {round(number, 1) for number in expected}
     (reader,) = (

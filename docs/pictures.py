@@ -590,14 +590,14 @@ def crossing() -> Picture:
     scores = {method: read_crossing(method) for method in CROSSING_METHODS}
     static = {layer: statistics.mean(values) for layer, values in scores["lpt"].items()}
     last = max(static)
-    title = "Late static prompts fail; generated ones hold"
+    title = "Late static prompts fall; generated ones hold"
     probe = read_json_lines("results/claims/controls-smollm2.jsonl", "probe")
     probe_score = statistics.mean(r["score"] for r in probe if r["task"] == "trec")
     shapes: list[Shape] = [
         Text(10, 20, title, "title", "start"),
         Text(10, 40, "accuracy in %, TREC, SmolLM2, 600 steps, five seeds", "note", "start"),
-        Text(x(0.4), y(67), "before layer 0 no generated", "note", "start"),
-        Text(x(0.4), y(67) + 16, "prompt was trained", "note", "start"),
+        Text(x(0.4), y(67), "no generated prompt was", "note", "start"),
+        Text(x(0.4), y(67) + 16, "trained at the input", "note", "start"),
     ]
     shapes += _draw_axes(x, y)
     shapes.append(

@@ -29,7 +29,7 @@ from idp_tutorial.data.tasks import load_task
 from idp_tutorial.methods.method_registry import ALL_METHODS
 from idp_tutorial.runs.experiment import Experiment
 from idp_tutorial.runs.record import RunStore, make_fingerprint, run_digests
-from idp_tutorial.training.examples import encode_for_model
+from idp_tutorial.training.examples import encode_for_evaluation
 from idp_tutorial.utils.durable_files import file_lock
 
 HERE = Path(__file__).parent
@@ -110,7 +110,7 @@ class Readings:
 def measure_readers(model: PlannedModel, task: Task, cfg: RunConfig) -> dict[str, float]:
     """Measure what a prompt changes in the final state, and what the prompt itself says."""
     examples = {
-        split: encode_for_model(model, task, cfg, task.splits[split][:1000])
+        split: encode_for_evaluation(model, task, cfg, task.splits[split][:1000])
         for split in ("train", "test")
     }
     labels = {split: np.array([e["label"] for e in rows]) for split, rows in examples.items()}

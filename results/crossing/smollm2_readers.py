@@ -1,31 +1,28 @@
 """Measure who reads in SmolLM2: train the chosen prompts of TREC and Subj again, and look inside.
 
-    python results/crossing/smollm2_readers.py --data FOLDER --task trec
-    python results/crossing/smollm2_readers.py --data FOLDER --task subj --shots 1000
+    python -m results.crossing.smollm2_readers --data FOLDER --task trec
+    python -m results.crossing.smollm2_readers --data FOLDER --task subj --shots 1000
 
-`results/why/factorial.py layers` stores scores and not the prompts. So the static prompt and NPG are
-trained again before one layer, at the learning rates that validation chose there, and
+`results/why/factorial.py layers` stores scores and not the prompts. So the static prompt and NPG
+are trained again before one layer, at the learning rates that validation chose there, and
 `crossing.measure_readers` measures them as it does on the small models. The lines are in
 `readers-TASK-smollm2-600.jsonl`; a second call measures what is missing.
 """
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "why")]  # scripts beside the records
-import factorial
-
 from idp_tutorial.data.tasks import load_task
 from idp_tutorial.runs.experiment import Experiment
 from results.crossing.crossing import measure_readers
 from results.depth.who_reads import read_depth_records, select_chosen_runs
+from results.why import factorial
 
+HERE = Path(__file__).parent
 METHODS = ("lpt-npg", "lpt")
 
 

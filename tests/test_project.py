@@ -455,17 +455,12 @@ def test_the_front_page_states_stored_scores():
     probes = [mean_of(file, "probe", task="trec") for file in controls]
     lora = mean_of(minilm, "lora", task="trec")
     advice = read_readme().split("## What to use when")[1].split("\n## ")[0]
-    (speed,) = (
-        r["ratio"]
-        for r in read_records(ROOT / "results/speed/bench-roberta-large.jsonl")
-        if (r["method"], r.get("layer"), r.get("cached")) == ("lpt-npg", 12, False)
-    )
     runs = [
         r | dict(folder=ROOT / "results/why")
         for r in read_records(ROOT / "results" / smollm2, with_logits=True)
     ]
     best = estimate_contrast(runs, "lpt layer=0", "lpt-npg layer=15")
-    expected = {at_input, half_way, fine_tuning, generated[0], *probes, lora, speed}
+    expected = {at_input, half_way, fine_tuning, generated[0], *probes, lora}
     expected |= {abs(best[key]) for key in ("effect", "low", "high")}
     stated = {float(number) for number in re.findall(r"\d+\.\d", advice)}
     assert stated == {round(number, 1) for number in expected}

@@ -9,6 +9,7 @@ measurements of `measure_readers` in `readers-TASK-BACKBONE-STEPS.jsonl`. A seco
 
 import argparse
 import json
+import math
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -109,20 +110,22 @@ class Readings:
 
 def measure_readers(model: PlannedModel, task: Task, cfg: RunConfig) -> dict[str, float]:
     """Measure what a prompt changes in the final state, and what the prompt itself says."""
-    examples = {
-        split: encode_for_evaluation(model, task, cfg, task.splits[split][:1000])
-        for split in ("train", "test")
+    test = task.splits["test"]
+    rows = {
+        "train": task.splits["train"][:1000],
+        "test": test[:: math.ceil(len(test) / 1000)],  # a test split may be sorted by label
     }
+    examples = {split: encode_for_evaluation(model, task, cfg, rows[split]) for split in rows}
     labels = {split: np.array([e["label"] for e in rows]) for split, rows in examples.items()}
-    test, train = (Readings(model, examples[split]) for split in ("test", "train"))
+    of_test, of_train = (Readings(model, examples[split]) for split in ("test", "train"))
     without = Readings(PlannedModel(model.backbone, model.head), examples["test"])
-    with_prompt, logits = test.final_states()
+    with_prompt, logits = of_test.final_states()
     change = (with_prompt - without.final_states()[0]).double()
     common = change.mean(0)
     spread = torch.linalg.svdvals(change - common) ** 2  # of the covariance, up to a factor
-    prompts = test.prompts()
+    prompts = of_test.prompts()
     accuracy = (logits.argmax(-1).numpy() == labels["test"]).mean()
-    vectors = {"train": train.prompts().flatten(1).numpy(), "test": prompts.flatten(1).numpy()}
+    vectors = {"train": of_train.prompts().flatten(1).numpy(), "test": prompts.flatten(1).numpy()}
     scale = vectors["train"].std() or 1.0
     center = vectors["train"].mean(0)
     probe = LogisticRegression(max_iter=300).fit(
@@ -131,7 +134,7 @@ def measure_readers(model: PlannedModel, task: Task, cfg: RunConfig) -> dict[str
     readable = probe.score((vectors["test"] - center) / scale, labels["test"])
     rng = np.random.default_rng(0)
     givers = np.array([rng.choice(np.flatnonzero(labels["test"] != y)) for y in labels["test"]])
-    swapped = test.final_states(prompts[givers])[1].argmax(-1).numpy()
+    swapped = of_test.final_states(prompts[givers])[1].argmax(-1).numpy()
     return dict(
         accuracy=100 * float(accuracy),
         common_share=float(common.pow(2).sum() / change.pow(2).sum(1).mean()),

@@ -495,9 +495,11 @@ def test_the_first_paragraph_states_stored_differences():
     precise.append(mean_of("why/layers-trec-600.jsonl", "lpt", layer=0))
     assert stated == [round(value, 1) for value in precise]
     places = [("trec", 1), ("trec", 6), ("subj", 1)]
-    for values in (*(by_layers_above[place] for place in places), between):
+    repeated = read_depth_records(ROOT / "results/why/constant-input-trec-600.jsonl")
+    (again,) = contrast_by_depth(repeated)[["effect", "low", "high"]].to_numpy()
+    for values in (*(by_layers_above[place] for place in places), between, again):
         effect, low, high = (f"{value:.0f}" for value in values)
-        assert re.search(rf"\b{effect}\b[^.]*?\b{low} to {high}\)", introduction)
+        assert re.search(rf"\b{effect}\b[^.]*?\b{low} to {high}\b", introduction)
     at_input, last = (mean_of("why/layers-trec-600.jsonl", "lpt", layer=k) for k in (0, 29))
     assert f"from {at_input:.0f} to {last:.0f} %" in introduction
     half_way_on = [mean_of("why/layers-trec-600.jsonl", "lpt-npg", layer=k) for k in (15, 24, 29)]

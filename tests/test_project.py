@@ -487,14 +487,14 @@ def test_the_first_paragraph_states_stored_differences():
         records = read_depth_records(ROOT / f"results/why/layers-{task}.jsonl")
         for row in contrast_by_depth(records).itertuples():
             by_layers_above[task[:4], row.layers_above] = row.effect, row.low, row.high
-    growth = estimate_slope(records)  # of Subj, in points for each layer
+    growth = estimate_slope(records, layers=(24, 29))  # of Subj, in points for each layer
     between = [5 * growth[key] for key in ("effect", "low", "high")]
     stated = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d", introduction)]
     precise = [*by_layers_above["trec", 15], *by_layers_above["subj", 6]]
     precise.append(mean_of("claims/controls-smollm2.jsonl", "probe", task="trec"))
     precise.append(mean_of("why/layers-trec-600.jsonl", "lpt", layer=0))
     assert stated == [round(value, 1) for value in precise]
-    places = [("trec", 1), ("trec", 6), ("subj", 1)]
+    places = [("trec", 1), ("trec", 6), ("subj", 3), ("subj", 1)]
     repeated = read_depth_records(ROOT / "results/why/constant-input-trec-600.jsonl")
     (again,) = contrast_by_depth(repeated)[["effect", "low", "high"]].to_numpy()
     for values in (*(by_layers_above[place] for place in places), between, again):

@@ -446,7 +446,7 @@ MATCHED_PLACES: tuple[MatchedPlace, ...] = (
             f"lpt layer={layer}",
             "why/layers-subj-k1000-600.jsonl",
         )
-        for layer in (24, 29)
+        for layer in (24, 27, 29)
     ),
     *(
         MatchedPlace(NO_WORD, "3,000 steps", *_LATE, f"why/toy-{task}-tiny.jsonl")

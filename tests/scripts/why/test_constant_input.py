@@ -1,6 +1,7 @@
 """Check `results/why/constant_input.py`, the static prompt with NPG's network."""
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from small import backbone, batch_of
 from idp_tutorial.core.heads import ClassificationHead
 from idp_tutorial.core.planned_model import PlannedModel
 from idp_tutorial.methods.lpt import lpt_plan
+from idp_tutorial.methods.method_registry import METHODS
 from idp_tutorial.methods.npg import NaivePromptGenerator
 
 WHY = Path(__file__).parents[3] / "results/why"
@@ -19,9 +21,13 @@ pytestmark = pytest.mark.skipif(not WHY.exists(), reason="results/why is not in 
 
 @pytest.fixture
 def constant_input(monkeypatch):
-    """Return the script as a module, imported beside `factorial.py`."""
+    """Return the script as a module, imported beside `factorial.py`; then remove its method."""
     monkeypatch.syspath_prepend(WHY)
-    return importlib.import_module("constant_input")
+    for name in ("constant_input", "factorial"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module("constant_input")
+    yield module
+    del METHODS[module.NAME]
 
 
 def collect_prompts(source, layer=1):

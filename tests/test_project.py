@@ -23,6 +23,7 @@ from idp_tutorial.runs.statistics import estimate_contrast
 from idp_tutorial.utils.records import read_records
 from results.depth.who_reads import (
     contrast_by_depth,
+    contrast_by_step,
     estimate_slope,
     mechanism_table,
     read_depth_records,
@@ -487,12 +488,14 @@ def test_the_first_paragraph_states_stored_differences():
         records = read_depth_records(ROOT / f"results/why/layers-{task}.jsonl")
         for row in contrast_by_depth(records).itertuples():
             by_layers_above[task[:4], row.layers_above] = row.effect, row.low, row.high
+    records_of_subj = records
     growth = estimate_slope(records, layers=(24, 29))  # of Subj, in points for each layer
     between = [5 * growth[key] for key in ("effect", "low", "high")]
     stated = [float(n.replace("−", "-")) for n in re.findall(r"−?\d+\.\d", introduction)]
-    precise = [*by_layers_above["trec", 15], *by_layers_above["subj", 6]]
+    smollm2 = "why/layers-trec-600.jsonl"
+    precise = [mean_of(smollm2, "lpt", layer=layer) for layer in (0, 29)]
     precise.append(mean_of("claims/controls-smollm2.jsonl", "probe", task="trec"))
-    precise.append(mean_of("why/layers-trec-600.jsonl", "lpt", layer=0))
+    precise += [*by_layers_above["trec", 15], *by_layers_above["subj", 6]]
     assert stated == [round(value, 1) for value in precise]
     places = [("trec", 1), ("trec", 6), ("subj", 3), ("subj", 1)]
     repeated = read_depth_records(ROOT / "results/why/constant-input-trec-600.jsonl")
@@ -500,8 +503,6 @@ def test_the_first_paragraph_states_stored_differences():
     for values in (*(by_layers_above[place] for place in places), between, again):
         effect, low, high = (f"{value:.0f}" for value in values)
         assert re.search(rf"\b{effect}\b[^.]*?\b{low} to {high}\b", introduction)
-    at_input, last = (mean_of("why/layers-trec-600.jsonl", "lpt", layer=k) for k in (0, 29))
-    assert f"from {at_input:.0f} to {last:.0f} %" in introduction
     half_way_on = [mean_of("why/layers-trec-600.jsonl", "lpt-npg", layer=k) for k in (15, 24, 29)]
     assert f"{min(half_way_on):.0f} to {max(half_way_on):.0f} %" in introduction
     gains = {}
@@ -513,6 +514,9 @@ def test_the_first_paragraph_states_stored_differences():
     assert f"`tiny` it is {gains['tiny', 4]} points" in introduction
     falls = f"falls from {gains['tiny-gpt2', 4]} to {gains['tiny-gpt2', 1]}"
     assert falls in introduction
+    by_step = contrast_by_step(records_of_subj, 29).set_index("step").effect
+    shrinks = f"from {by_step[240]:.0f} points after 240 steps to {by_step[600]:.0f} after 600"
+    assert shrinks in introduction
 
 
 def test_the_front_page_prints_the_stored_comparison(capsys, monkeypatch):

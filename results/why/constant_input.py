@@ -31,6 +31,8 @@ class ConstantInputGenerator(NaivePromptGenerator):
     standardised state.
     """
 
+    constant: Tensor
+
     def __init__(self, d: int, t: int, m: int, dropout: float) -> None:
         super().__init__(d, t, m, dropout)
         self.register_buffer("constant", torch.randn(d))

@@ -18,7 +18,9 @@ import pandas
 import pytest
 
 from idp_tutorial.cli.main import COMMAND_NAMES, load_command
+from idp_tutorial.methods.method_registry import CONTROL_METHODS
 from idp_tutorial.minimal import NPG
+from idp_tutorial.runs.conclusions import advise
 from idp_tutorial.runs.statistics import estimate_contrast
 from idp_tutorial.utils.records import read_records
 from results.depth.who_reads import (
@@ -516,6 +518,14 @@ def test_the_first_paragraph_states_stored_differences():
     by_step = contrast_by_step(records_of_subj, 29).set_index("step").effect
     shrinks = f"from {by_step[240]:.0f} points after 240 steps to {by_step[600]:.0f} after 600"
     assert shrinks in introduction
+
+
+def test_the_front_page_says_on_how_many_data_sets_a_prompt_is_advised():
+    folders = [file.parent for file in (ROOT / "results/when").glob("*/compare.jsonl")]
+    advised = [advise(read_records(folder / "compare.jsonl"), folder).method for folder in folders]
+    prompts = [method for method in advised if method not in (*CONTROL_METHODS, "lora")]
+    assert (len(folders), len(prompts)) == (6, 1)
+    assert "recommends a prompt on one of six data sets" in read_readme()
 
 
 def test_the_front_page_prints_the_stored_comparison(capsys, monkeypatch):

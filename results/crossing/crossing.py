@@ -108,12 +108,16 @@ class Readings:
         return torch.cat(prompts)
 
 
+def select_evenly(rows: list[dict], n: int) -> list[dict]:
+    """Return at most `n` rows at equal distances, since a split may be sorted by label."""
+    return rows[:: math.ceil(len(rows) / n)]
+
+
 def measure_readers(model: PlannedModel, task: Task, cfg: RunConfig) -> dict[str, float]:
     """Measure what a prompt changes in the final state, and what the prompt itself says."""
-    test = task.splits["test"]
     rows = {
         "train": task.splits["train"][:1000],
-        "test": test[:: math.ceil(len(test) / 1000)],  # a test split may be sorted by label
+        "test": select_evenly(task.splits["test"], 1000),
     }
     examples = {split: encode_for_evaluation(model, task, cfg, rows[split]) for split in rows}
     labels = {split: np.array([e["label"] for e in rows]) for split, rows in examples.items()}
